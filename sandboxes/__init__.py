@@ -1,0 +1,79 @@
+"""Sandboxes: file trees in which commands run with limits. Stands alone; knows nothing of tasks or training.
+
+`choose` gives a `Runtime`, a runtime starts sandboxes, and a sandbox runs commands and moves files.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
+from sandboxes.docker import DockerRuntime
+from sandboxes.errors import (
+    BuildFailed,
+    CloseFailed,
+    FileMissing,
+    FileRefused,
+    FileTooLarge,
+    ImageMissing,
+    RuntimeUnavailable,
+    SandboxError,
+    SandboxGone,
+    StartFailed,
+)
+from sandboxes.process import ProcessRuntime
+
+__all__ = [
+    "BuildFailed",
+    "CloseFailed",
+    "Command",
+    "DockerRuntime",
+    "FileMissing",
+    "FileRefused",
+    "FileTooLarge",
+    "ImageMissing",
+    "ProcessRuntime",
+    "Result",
+    "Runtime",
+    "RuntimeUnavailable",
+    "Sandbox",
+    "SandboxError",
+    "SandboxGone",
+    "SandboxSpec",
+    "StartFailed",
+    "choose",
+]
+
+
+async def choose(
+    kind: Literal["auto", "docker", "process"],
+    *,
+    docker_host: str = "",
+    labels: Mapping[str, str] | None = None,
+) -> Runtime:
+    """A checked runtime of this kind. `auto`: Docker if it answers, else boxes if they work, else an error.
+
+    The caller closes it. Raises: RuntimeUnavailable with every reason and remedy; never anything weaker instead.
+    """
+    candidates: list[Runtime] = []
+    if kind in ("auto", "docker"):
+        candidates.append(DockerRuntime(docker_host, labels=labels))
+    if kind in ("auto", "process"):
+        candidates.append(ProcessRuntime())
+    reasons: list[RuntimeUnavailable] = []
+    for runtime in candidates:
+        try:
+            await runtime.check()
+        except RuntimeUnavailable as error:
+            await runtime.close()
+            reasons.append(error)
+        except BaseException:
+            await runtime.close()
+            raise
+        else:
+            return runtime
+    if len(reasons) == 1:
+        raise reasons[0]
+    raise RuntimeUnavailable(
+        "no sandbox runs here: " + "; ".join(error.message for error in reasons),
+        remedy=" Or: ".join(error.remedy for error in reasons),
+    )

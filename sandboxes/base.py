@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):
-    """What a sandbox should be. Either `image` (prebuilt) or `context` (folder with a Dockerfile) says where it starts."""
+    """What a sandbox should be. `image` (prebuilt) or `context` (folder with a Dockerfile) says where it starts."""
 
     image: str = ""
     context: str = ""

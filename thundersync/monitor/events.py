@@ -1,11 +1,13 @@
 """The feed's vocabulary: everything a viewer can know about a run, as versioned structs.
 
 Written to `events.jsonl` (one JSON object a line) and published over ZeroMQ (msgpack). Viewers keep what they
-know and ignore unknown kinds; a changed meaning raises SCHEMA.
+know and ignore unknown kinds; a changed meaning raises SCHEMA. Knows nothing of sockets, files or screens.
 """
 
-from typing import TypeAlias
+import math
+from typing import Any, TypeAlias, get_args
 
+import msgspec
 from msgspec import Struct, field
 
 SCHEMA = 1
@@ -16,7 +18,7 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=F
     """Unix time at the coordinator."""
 
 
-class RunStarted(Event, tag="run_started"):
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     schema: int = SCHEMA
     name: str
     run_dir: str
@@ -37,7 +39,7 @@ class RunStarted(Event, tag="run_started"):
     seed: int
 
 
-class StepOpened(Event, tag="step_opened"):
+class StepOpened(Event, frozen=True, kw_only=True, tag="step_opened"):
     step: int
     policy_version: int
     group_ids: list[str]
@@ -45,21 +47,21 @@ class StepOpened(Event, tag="step_opened"):
     group_size: int
 
 
-class RolloutStarted(Event, tag="rollout_started"):
+class RolloutStarted(Event, frozen=True, kw_only=True, tag="rollout_started"):
     rollout_id: str
     group_id: str
     task_id: str
     attempt: int = 1
 
 
-class TurnStarted(Event, tag="turn_started"):
+class TurnStarted(Event, frozen=True, kw_only=True, tag="turn_started"):
     """The engine has the prompt of this turn."""
 
     rollout_id: str
     turn: int
 
 
-class TurnGenerated(Event, tag="turn_generated"):
+class TurnGenerated(Event, frozen=True, kw_only=True, tag="turn_generated"):
     rollout_id: str
     turn: int
     sampled_tokens: int
@@ -69,24 +71,24 @@ class TurnGenerated(Event, tag="turn_generated"):
     finish_reason: str
 
 
-class ToolStarted(Event, tag="tool_started"):
+class ToolStarted(Event, frozen=True, kw_only=True, tag="tool_started"):
     rollout_id: str
     turn: int
     command: str
 
 
-class ToolFinished(Event, tag="tool_finished"):
+class ToolFinished(Event, frozen=True, kw_only=True, tag="tool_finished"):
     rollout_id: str
     turn: int
     exit_code: int
     tool_s: float
 
 
-class ScoringStarted(Event, tag="scoring_started"):
+class ScoringStarted(Event, frozen=True, kw_only=True, tag="scoring_started"):
     rollout_id: str
 
 
-class RolloutScored(Event, tag="rollout_scored"):
+class RolloutScored(Event, frozen=True, kw_only=True, tag="rollout_scored"):
     rollout_id: str
     group_id: str
     reward: float
@@ -96,7 +98,7 @@ class RolloutScored(Event, tag="rollout_scored"):
     score_s: float
 
 
-class RolloutFailed(Event, tag="rollout_failed"):
+class RolloutFailed(Event, frozen=True, kw_only=True, tag="rollout_failed"):
     rollout_id: str
     group_id: str
     failure: str
@@ -104,7 +106,7 @@ class RolloutFailed(Event, tag="rollout_failed"):
     will_retry: bool
 
 
-class PassStarted(Event, tag="pass_started"):
+class PassStarted(Event, frozen=True, kw_only=True, tag="pass_started"):
     """A trainer worker began one backward pass over these pieces."""
 
     worker: int
@@ -115,20 +117,20 @@ class PassStarted(Event, tag="pass_started"):
     """Pieces still waiting behind it."""
 
 
-class PassDone(Event, tag="pass_done"):
+class PassDone(Event, frozen=True, kw_only=True, tag="pass_done"):
     worker: int
     pass_id: int
     rollout_ids: list[str]
     busy_s: float
 
 
-class RolloutSkipped(Event, tag="rollout_skipped"):
+class RolloutSkipped(Event, frozen=True, kw_only=True, tag="rollout_skipped"):
     """Its advantage is known to be zero, so its backward is never worked."""
 
     rollout_id: str
 
 
-class GroupClosed(Event, tag="group_closed"):
+class GroupClosed(Event, frozen=True, kw_only=True, tag="group_closed"):
     group_id: str
     rewards: list[float]
     flat: bool
@@ -136,7 +138,7 @@ class GroupClosed(Event, tag="group_closed"):
     """Fewer than `min_group_size` members were scored: the group does not count."""
 
 
-class StepCommitted(Event, tag="step_committed"):
+class StepCommitted(Event, frozen=True, kw_only=True, tag="step_committed"):
     """Also one row of `metrics.jsonl`, flattened."""
 
     step: int
@@ -145,24 +147,26 @@ class StepCommitted(Event, tag="step_committed"):
     empty: bool
     """All groups flat, dropped or failed: no optimizer step was made."""
     metrics: dict[str, float]
+    """Viewers look for: `reward_mean`, `reward_std`, `step_s`, `engine_busy`, `trainer_busy` (shares of the step),
+    `queue_wait_s`, `tokens` (sampled), `grad_norm`, `lr`, `mismatch_mean`, `mismatch_max`, `staleness`."""
 
 
-class WeightsPublished(Event, tag="weights_published"):
+class WeightsPublished(Event, frozen=True, kw_only=True, tag="weights_published"):
     policy_version: int
     publish_s: float
 
 
-class CheckpointSaved(Event, tag="checkpoint_saved"):
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     step: int
     path: str
 
 
-class EvalStarted(Event, tag="eval_started"):
+class EvalStarted(Event, frozen=True, kw_only=True, tag="eval_started"):
     policy_version: int
     rollouts: int
 
 
-class EvalFinished(Event, tag="eval_finished"):
+class EvalFinished(Event, frozen=True, kw_only=True, tag="eval_finished"):
     policy_version: int
     reward_mean: float
     scored: int
@@ -170,7 +174,7 @@ class EvalFinished(Event, tag="eval_finished"):
     seconds: float
 
 
-class Gauges(Event, tag="gauges"):
+class Gauges(Event, frozen=True, kw_only=True, tag="gauges"):
     """Twice a second: what changes continuously. Shares are over the last few seconds, 0 to 1."""
 
     engine_busy: float
@@ -183,11 +187,11 @@ class Gauges(Event, tag="gauges"):
     tokens_per_s: float
 
 
-class Warned(Event, tag="warned"):
+class Warned(Event, frozen=True, kw_only=True, tag="warned"):
     text: str
 
 
-class RunFinished(Event, tag="run_finished"):
+class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """`ok` False: the run ended by an error or an interrupt, told in `reason`."""
 
     ok: bool
@@ -199,7 +203,76 @@ class RunFinished(Event, tag="run_finished"):
 
 
 AnyEvent: TypeAlias = (
-    RunStarted | StepOpened | RolloutStarted | TurnStarted | TurnGenerated | ToolStarted | ToolFinished | ScoringStarted
-    | RolloutScored | RolloutFailed | PassStarted | PassDone | RolloutSkipped | GroupClosed | StepCommitted
-    | WeightsPublished | CheckpointSaved | EvalStarted | EvalFinished | Gauges | Warned | RunFinished
+    RunStarted
+    | StepOpened
+    | RolloutStarted
+    | TurnStarted
+    | TurnGenerated
+    | ToolStarted
+    | ToolFinished
+    | ScoringStarted
+    | RolloutScored
+    | RolloutFailed
+    | PassStarted
+    | PassDone
+    | RolloutSkipped
+    | GroupClosed
+    | StepCommitted
+    | WeightsPublished
+    | CheckpointSaved
+    | EvalStarted
+    | EvalFinished
+    | Gauges
+    | Warned
+    | RunFinished
 )
+
+KINDS: frozenset[str] = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))
+
+
+def pack(event: Event) -> bytes:
+    """For the wire: msgpack. Raises TypeError where a value is no plain number, text, list or dict."""
+    return msgspec.msgpack.encode(event)
+
+
+def unpack(raw: bytes | msgspec.Raw) -> AnyEvent | None:
+    """The event of `pack`; None for a kind this version does not know. Raises msgspec.ValidationError if malformed."""
+    try:
+        return _UNPACK.decode(raw)
+    except msgspec.ValidationError:
+        if _known(msgspec.msgpack.decode(raw)):
+            raise
+        return None
+
+
+def to_line(event: Event) -> bytes:
+    """For `events.jsonl`: one JSON object and a newline. JSON has no NaN or infinity; they become null."""
+    return msgspec.json.encode(event) + b"\n"
+
+
+def from_line(line: bytes) -> AnyEvent | None:
+    """The event of `to_line`, null read as NaN; None for an unknown kind. Raises msgspec.DecodeError on a torn line."""
+    try:
+        return _FROM_LINE.decode(line)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(line)
+        if not _known(fields):
+            return None
+        event: AnyEvent = msgspec.convert(_nan_for_null(fields), type=AnyEvent)
+        return event
+
+
+def _known(fields: Any) -> bool:
+    return not isinstance(fields, dict) or fields.get("kind") in KINDS
+
+
+def _nan_for_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _nan_for_null(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_nan_for_null(inner) for inner in value]
+    return math.nan if value is None else value
+
+
+_UNPACK: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+_FROM_LINE: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

@@ -1,0 +1,27 @@
+# Each target also works without make; the plain commands are what the recipes show.
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint
+
+help:
+	@echo "make setup       make .venv with everything thundersync needs"
+	@echo "make quickstart  setup, then train a small agent on this machine (configs/quickstart.toml)"
+	@echo "make test        setup with the tests' own needs, then all tests but the slow and the GPU ones"
+	@echo "make lint        ruff and mypy"
+
+setup:
+	$(PYTHON) tools/setup.py
+
+quickstart: setup
+	$(PY) -m thundersync run configs/quickstart.toml
+
+test:
+	$(PYTHON) tools/setup.py --tests
+	$(PY) -m pytest
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy

@@ -1,0 +1,80 @@
+"""Who a sandbox belongs to, so that what a killed owner left behind can be told from what a living one uses.
+
+A process number alone is not enough, since numbers are used again: its start time and the machine's boot go with it.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+PREFIX = "thundersync.owner."
+
+
+class Owner(Struct, frozen=True, kw_only=True):
+    """One process of one machine since one boot."""
+
+    pid: int
+    started: str
+    """Start time in a form that never changes while the process lives."""
+    boot: str
+    host: str
+    """Another machine may share a Docker daemon with us; its processes cannot be judged from here."""
+
+    @classmethod
+    def current(cls) -> "Owner":
+        return cls(pid=os.getpid(), started=_started(os.getpid()), boot=_boot(), host=platform.node())
+
+    @classmethod
+    def from_labels(cls, labels: Mapping[str, str]) -> "Owner | None":
+        """The owner that `labels()` wrote; None if the labels are not ours."""
+        try:
+            return cls(
+                pid=int(labels[f"{PREFIX}pid"]),
+                started=labels[f"{PREFIX}started"],
+                boot=labels[f"{PREFIX}boot"],
+                host=labels[f"{PREFIX}host"],
+            )
+        except (KeyError, ValueError):
+            return None
+
+    def labels(self) -> dict[str, str]:
+        return {
+            f"{PREFIX}pid": str(self.pid),
+            f"{PREFIX}started": self.started,
+            f"{PREFIX}boot": self.boot,
+            f"{PREFIX}host": self.host,
+        }
+
+    def is_gone(self) -> bool:
+        """True only when the process has certainly ended."""
+        if self.host != platform.node():
+            return False
+        return self.boot != _boot() or _started(self.pid) != self.started
+
+
+def _started(pid: int) -> str:
+    """Start time of a process; empty if there is none. A zombie has ended."""
+    try:
+        # Clock ticks since boot: unlike a wall-clock time they do not move when the clock is set.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return ""
+    except ProcessLookupError:
+        return ""
+    try:
+        return str(int(psutil.Process(pid).create_time()))
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return str(int(psutil.boot_time()))

@@ -1,0 +1,234 @@
+"""Sandboxes without Docker: one bubblewrap box each. The embedded default.
+
+A box is process, pipes and memory only, so that its end, of whatever kind, leaves nothing behind: its agent ends when
+its pipe closes, the kernel ends the box with the agent, and with the box go its files.
+"""
+
+import asyncio
+import contextlib
+import os
+import platform
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from sandboxes.base import Command, Sandbox, SandboxSpec
+from sandboxes.bwrap import BOX_PATH, LAUNCH_ENV, box_argv, find_python
+from sandboxes.channel import Channel
+from sandboxes.dockerfile import load_dockerfile
+from sandboxes.door import Door
+from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, SandboxError
+from sandboxes.session import AgentSandbox, Hello, agent_argv, greet
+from sandboxes.shield import finish
+from sandboxes.startstate import StartState, build_state
+
+HOME = "/home/agent"
+START_LIMIT_S = 60.0
+CLOSE_LIMIT_S = 30.0
+NOBODY_HERE = "agent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n"
+
+
+class ProcessRuntime:
+    """Makes bubblewrap boxes. Files of a box live in memory, at most `disk_mib` of them."""
+
+    def __init__(self, *, disk_mib: int = 512) -> None:
+        self._disk_bytes = disk_mib << 20
+        self._boxes: set[AgentSandbox] = set()
+        # A start is 30 ms of computing: more at once than cores would only make all of them late.
+        self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        self._states: dict[str, StartState] = {}
+        self._building: dict[str, asyncio.Lock] = {}
+        self._door = Door()
+
+    @property
+    def name(self) -> str:
+        return "process"
+
+    @property
+    def isolation(self) -> str:
+        processes = "" if _counts_per_box() else " The number of processes is not limited on this kernel."
+        return (
+            "Commands run in bubblewrap boxes: the host's programs read-only, no network, nothing else of the host in "
+            "sight; processes and files are limited per box, memory per process only, processor time not at all; "
+            f"agent and checker are one user, and the host's kernel is shared.{processes}"
+        )
+
+    async def check(self) -> None:
+        """Start a box and run a command in it. Raises: RuntimeUnavailable."""
+        try:
+            box = await self._start(SandboxSpec(), StartState())
+            try:
+                result = await box.run(Command(script="test ! -e /root && test ! -e /run", timeout_s=30.0))
+            finally:
+                await box.close()
+        except RuntimeUnavailable:
+            raise
+        except SandboxError as error:
+            raise RuntimeUnavailable(
+                f"bubblewrap cannot make a sandbox here: {error.message}",
+                remedy="Allow unprivileged user namespaces (Ubuntu 24.04: an AppArmor profile for bwrap; in a "
+                "container: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), install "
+                "bubblewrap 0.8 or newer, or use Docker.",
+            ) from error
+        if result.exit_code != 0:
+            raise RuntimeUnavailable("a bubblewrap box shows files of the host", remedy="Use Docker on this machine.")
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Build the start state of `spec`, once. Raises: RuntimeUnavailable, ImageMissing, BuildFailed."""
+        await self._state(spec)
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """A new box in the start state of `spec`. Raises: StartFailed and what `prepare` raises."""
+        state = await self._state(spec)
+        return await self._start(spec, state)
+
+    async def reap(self, labels: Mapping[str, str]) -> int:
+        """Nothing to do: the kernel ends a box with its owner, and a box has no files outside itself."""
+        return 0
+
+    async def close(self) -> None:
+        """Remove every box. Idempotent. Raises: CloseFailed, naming boxes that would not end."""
+        try:
+            await finish(self._close_all(), limit_s=2 * CLOSE_LIMIT_S)
+        except TimeoutError as error:
+            raise CloseFailed(f"boxes would not end: {[box.sandbox_id for box in self._boxes]}") from error
+
+    async def _close_all(self) -> None:
+        await self._door.shut()
+        boxes = list(self._boxes)
+        ends = await asyncio.gather(*(box.close() for box in boxes), return_exceptions=True)
+        failed = [f"{box.sandbox_id}: {end}" for box, end in zip(boxes, ends, strict=True) if end is not None]
+        if failed:
+            raise CloseFailed(f"{len(failed)} boxes did not end: {'; '.join(failed)}", remedy="End them by hand.")
+
+    async def _state(self, spec: SandboxSpec) -> StartState:
+        if spec.network:
+            raise RuntimeUnavailable(
+                "a process sandbox has no network, and this one asks for it",
+                remedy="Use Docker, or set `sandbox.network` to false.",
+            )
+        if not spec.context:
+            if spec.image:
+                raise ImageMissing(f"process sandboxes have no images ({spec.image})", remedy="Use Docker.")
+            return StartState()
+        # Read once per runtime: a context that changed under a run would give one group two worlds.
+        lock = self._building.setdefault(spec.context, asyncio.Lock())
+        async with lock:
+            if spec.context not in self._states:
+                self._states[spec.context] = await self._build(spec)
+        return self._states[spec.context]
+
+    async def _build(self, spec: SandboxSpec) -> StartState:
+        context = Path(spec.context)
+        instructions = await asyncio.to_thread(load_dockerfile, context, path=BOX_PATH)
+        box = await self._start(spec, StartState())
+        try:
+            return await build_state(box, context, instructions, timeout_s=spec.build_timeout_s)
+        finally:
+            await box.close()
+
+    async def _start(self, spec: SandboxSpec, state: StartState) -> AgentSandbox:
+        sandbox_id = f"box-{secrets.token_hex(6)}"
+        python, prefix = find_python()
+        argv = box_argv(agent_argv(python, sandbox_id), python_prefix=prefix, disk_bytes=self._disk_bytes)
+        path = f"{BOX_PATH}:{prefix}/bin" if prefix else BOX_PATH
+        env = {"PATH": path, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", "LANG": "C.UTF-8"}
+        async with self._starting:
+            with self._door:
+                pipes = await _launch(argv)
+                box = self._box(sandbox_id, spec, pipes)
+                self._boxes.add(box)
+                try:
+                    hello = self._hello(spec, {**env, **state.env, **spec.env})
+                    await greet(box.channel, hello, deadline_s=START_LIMIT_S)
+                    if state.entries:
+                        await box.unpack(state.entries)
+                except BaseException:
+                    await box.close()
+                    raise
+        return box
+
+    def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: "_Pipes") -> AgentSandbox:
+        async def remove() -> None:
+            await pipes.end(sandbox_id)
+            self._boxes.discard(box)
+
+        box = AgentSandbox(
+            sandbox_id,
+            Channel(pipes, sandbox_id),
+            workdir=spec.workdir,
+            user_env={"agent": {}, "root": {}},
+            remove=remove,
+            close_limit_s=CLOSE_LIMIT_S,
+        )
+        return box
+
+    def _hello(self, spec: SandboxSpec, env: dict[str, str]) -> Hello:
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": self._disk_bytes}
+        # Not RLIMIT_AS: runtimes that reserve address space without using it (Go, Node, Java) would not start.
+        limits["RLIMIT_DATA"] = spec.memory_mib << 20
+        if _counts_per_box():
+            limits["RLIMIT_NPROC"] = spec.pids
+        folders = dict.fromkeys(["/work", HOME, "/etc", "/logs", "/tests", "/solution", spec.workdir], (0o755, 0))
+        folders |= {"/tmp": (0o1777, 0), "/var/tmp": (0o1777, 0)}
+        files = {"/etc/passwd": NOBODY_HERE, "/etc/group": "agent:x:1000:\nnogroup:x:65534:\n"}
+        files["/etc/hosts"] = "127.0.0.1 localhost sandbox\n"
+        return Hello(ttl_s=spec.ttl_s, folders=folders, env=env, limits=limits, files=files)
+
+
+async def _launch(argv: list[str]) -> "_Pipes":
+    """Start a box's launcher, in a session of its own: Ctrl-C reaches us only, and we take the boxes down in order."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=LAUNCH_ENV, cwd="/", start_new_session=True
+    )
+    return _Pipes(process)
+
+
+class _Pipes:
+    """A box's standard streams as a carrier, and the end of its launcher."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin and process.stdout and process.stderr
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+
+    async def read(self) -> bytes:
+        return await self._stdout.read(1 << 18)
+
+    async def write(self, data: bytes) -> None:
+        self._stdin.write(data)
+        await self._stdin.drain()
+
+    async def complaint(self) -> str:
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            async with asyncio.timeout(1.0):
+                return (await self._stderr.read(4096)).decode("utf-8", "replace").strip()
+        return ""
+
+    async def end(self, sandbox_id: str) -> None:
+        """Close the agent's input and wait for the launcher, which ends after the box. Raises: CloseFailed."""
+        self._stdin.close()
+        try:
+            async with asyncio.timeout(5.0):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            try:
+                async with asyncio.timeout(5.0):
+                    await self._process.wait()
+            except TimeoutError as error:
+                raise CloseFailed(f"box {sandbox_id} (process {self._process.pid}) will not end") from error
+        # Read what nobody will, or the event loop keeps the pipes open.
+        for stream in (self._stdout, self._stderr):
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    while await stream.read(1 << 18):
+                        pass
+
+
+def _counts_per_box() -> bool:
+    """Whether RLIMIT_NPROC counts within a box. Before Linux 5.14 it counts all processes of our user."""
+    major, minor = (int(part) for part in platform.release().split("-")[0].split(".")[:2])
+    return (major, minor) >= (5, 14)

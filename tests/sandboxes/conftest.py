@@ -1,0 +1,101 @@
+"""Both runtimes behind one name: a test that takes `lab` runs over real boxes and over real containers."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sandboxes import DockerRuntime, ProcessRuntime, Runtime, RuntimeUnavailable, Sandbox, SandboxSpec
+from tests.docker_daemon import BASE_IMAGE, DockerDaemon, docker_daemon, docker_host
+
+__all__ = ["docker_daemon", "docker_host"]
+
+
+class Lab:
+    """A runtime, specs it can start, and a view of its sandboxes from outside."""
+
+    def __init__(self, runtime: Runtime, *, image: str, daemon: DockerDaemon | None) -> None:
+        self.runtime = runtime
+        self.image = image
+        self.daemon = daemon
+
+    def spec(self, **settings: object) -> SandboxSpec:
+        return SandboxSpec(image=self.image, **settings)  # type: ignore[arg-type]
+
+    async def start(self, **settings: object) -> Sandbox:
+        return await self.runtime.start(self.spec(**settings))
+
+    def exists(self, sandbox_id: str) -> bool:
+        """Whether the machine (or the daemon) still knows anything of this sandbox."""
+        if self.daemon is not None:
+            return bool(self.daemon.docker("ps", "-aq", "--filter", f"name={sandbox_id}").strip())
+        return any(sandbox_id.encode() in _command_line(pid) for pid in _pids())
+
+    def all_ids(self) -> set[str]:
+        """Names of all containers, or ids of all boxes on this machine that this process owns."""
+        if self.daemon is not None:
+            return set(self.daemon.docker("ps", "-a", "--format", "{{.Names}}").split())
+        return {
+            word.decode()
+            for pid in _pids()
+            if _parent(pid) == os.getpid()
+            for word in _command_line(pid).split(b"\0")
+            if word.startswith(b"box-")
+        }
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+async def until(holds: Callable[[], bool], *, limit_s: float = 30.0) -> None:
+    """Wait for something that only the kernel or the daemon can do, and that tells nobody."""
+    async with asyncio.timeout(limit_s):
+        while not await asyncio.to_thread(holds):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="session", params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+    if request.param == "docker":
+        daemon: DockerDaemon = request.getfixturevalue("docker_daemon")
+        lab = Lab(DockerRuntime(daemon.host, labels={"test": "contract"}), image=BASE_IMAGE, daemon=daemon)
+    else:
+        lab = Lab(ProcessRuntime(), image="", daemon=None)
+        try:
+            await lab.runtime.check()
+        except RuntimeUnavailable as error:
+            pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    yield lab
+    await lab.runtime.close()
+    assert lab.all_ids() == set()
+
+
+@pytest.fixture(scope="session")
+async def shared(lab: Lab) -> Sandbox:
+    """One sandbox for all tests that leave it as good as they found it."""
+    return await lab.start(env={"FROM_SPEC": "spec", "BOTH": "spec"})
+
+
+@pytest.fixture
+async def fresh(lab: Lab) -> AsyncIterator[Sandbox]:
+    """A sandbox of a test's own."""
+    sandbox = await lab.start()
+    yield sandbox
+    await sandbox.close()

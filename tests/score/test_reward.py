@@ -1,0 +1,162 @@
+"""The checker's verdict: every shape a reward file comes in, and no zero that was not written."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxes.base import SandboxSpec
+from sandboxes.errors import SandboxGone
+from tests.fakes import FakeRuntime, a_task, done
+from thundersync.core.types import Checker, Task
+from thundersync.score.reward import (
+    CheckFailed,
+    RewardChecker,
+    Verdict,
+    parse_reward_json,
+    parse_reward_text,
+    training_reward,
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reward"),
+    [(b"1\n", 1.0), (b"0.5", 0.5), (b" 0 \n", 0.0), (b"-1", -1.0), (b"1e-3", 0.001), (b".5", 0.5)],
+)
+def test_one_number_is_a_reward(content: bytes, reward: float) -> None:
+    assert parse_reward_text(content) == {"reward": reward}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"True", b"nan", b"inf", b"1e999", b"1 2", b"1_000", b"0x1", b"\xff\xfe1", b"one", "\u0661".encode()],
+)
+def test_anything_else_in_the_text_file_is_no_reward(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_reward_text(content)
+
+
+def test_a_flat_object_of_numbers_is_rewards() -> None:
+    assert parse_reward_json(b'{"tests": 1, "style": 0.25}') == {"tests": 1.0, "style": 0.25}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"1",
+        b"[1]",
+        b'{"reward": NaN}',
+        b'{"reward": Infinity}',
+        b'{"reward": 1e999}',
+        b'{"reward": true}',
+        b'{"reward": null}',
+        b'{"reward": "1"}',
+        b'{"reward": {"a": 1}}',
+        b'{"reward": [1]}',
+        b'{"reward": ' + b"9" * 400 + b"}",
+        b'{"reward": 1',
+    ],
+)
+def test_anything_else_in_the_json_file_is_no_reward(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_reward_json(content)
+
+
+def test_the_named_reward_trains_else_the_mean() -> None:
+    assert training_reward({"reward": 0.0, "other": 1.0}) == 0.0
+    assert training_reward({"a": 1.0, "b": 0.0}) == 0.5
+
+
+def leaving(files: dict[str, bytes], **result: Any) -> FakeRuntime:
+    """A runtime whose checkers leave `files` and end with `result`."""
+
+    def check(sandbox: Any, command: Any) -> Any:
+        sandbox.files.update(files)
+        return done(b"last words", **result)
+
+    return FakeRuntime(checker=check)
+
+
+async def judge(runtime: FakeRuntime, task: Task | None = None, *, planted: dict[str, bytes] | None = None) -> Verdict:
+    sandbox = await runtime.start(SandboxSpec())
+    sandbox.files.update(planted or {})
+    return await RewardChecker().score(sandbox, task or a_task())
+
+
+TEXT, JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
+
+
+async def test_the_exit_code_is_ignored() -> None:
+    assert (await judge(leaving({TEXT: b"1\n"}, exit_code=1))).reward == 1.0
+
+
+async def test_json_goes_before_text() -> None:
+    verdict = await judge(leaving({TEXT: b"1", JSON: b'{"a": 0.25, "b": 0.75}'}))
+    assert verdict == Verdict(reward=0.5, rewards={"a": 0.25, "b": 0.75})
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {TEXT: b""}, {TEXT: b"True"}, {JSON: b'{"reward": NaN}', TEXT: b"1"}, {TEXT: b"1" * 70000}]
+)
+async def test_no_usable_reward_is_an_error_with_the_checkers_last_words(files: dict[str, bytes]) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        await judge(leaving(files))
+    assert caught.value.reason == "no_reward"
+    assert caught.value.remedy
+
+
+async def test_a_checker_past_its_limit_is_an_error_even_with_a_reward() -> None:
+    with pytest.raises(CheckFailed, match="ran past 600 s") as caught:
+        await judge(leaving({TEXT: b"1"}, timed_out=True))
+    assert caught.value.reason == "checker"
+
+
+@pytest.mark.parametrize("path", [TEXT, JSON])
+async def test_a_reward_that_the_agent_left_does_not_count(path: str) -> None:
+    with pytest.raises(CheckFailed, match="wrote no reward"):
+        await judge(leaving({}), planted={path: b"1", "/tests/conftest.py": b"cheat"})
+
+
+async def test_the_checker_finds_the_tasks_own_tests_only(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "data").write_bytes(b"\x00")
+    (tmp_path / "test.sh").write_text("true")
+    runtime = leaving({TEXT: b"1"})
+    await judge(runtime, a_task(tests=tmp_path), planted={"/tests/test.sh": b"exit 0", "/tests/extra": b""})
+    files = runtime.sandboxes[0].files
+    assert {path: files[path] for path in files if path.startswith("/tests/")} == {
+        "/tests/test.sh": b"true",
+        "/tests/deep/data": b"\x00",
+    }
+
+
+async def test_the_checker_runs_as_root_with_its_own_limit_and_environment() -> None:
+    runtime = leaving({TEXT: b"1"})
+    checker = Checker(tests="/nonexistent", command="bash /tests/t.sh", timeout_s=7.0, env={"A": "b"})
+    await judge(runtime, a_task(checker=checker))
+    command = runtime.sandboxes[0].commands[-1]
+    assert (command.script, command.timeout_s, command.env, command.user) == (
+        "bash /tests/t.sh",
+        7.0,
+        {"A": "b"},
+        "root",
+    )
+    assert runtime.sandboxes[0].calls[0] == "kill_all"
+
+
+async def test_a_broken_sandbox_is_its_own_error() -> None:
+    runtime = FakeRuntime(failing={"put_tree": SandboxGone("fake-0", "out of memory")})
+    with pytest.raises(SandboxGone):
+        await judge(runtime)
+
+
+async def test_a_sandbox_that_never_answers_ends_the_check() -> None:
+    runtime = FakeRuntime(checker=lambda sandbox, command: asyncio.Event().wait())
+    sandbox = await runtime.start(SandboxSpec())
+    task = a_task(checker=Checker(tests="/nonexistent", timeout_s=0.01))
+    with pytest.raises(CheckFailed, match="did not end within") as caught:
+        await RewardChecker(grace_s=0.0).score(sandbox, task)
+    assert caught.value.reason == "checker"

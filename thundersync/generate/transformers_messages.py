@@ -1,0 +1,99 @@
+"""What the coordinator and the transformers engine's process say to each other, and how: frames over its pipes.
+
+A frame is 4 bytes of length (little endian) and a msgpack map. Imports nothing heavy; both sides import it.
+"""
+
+import struct
+from typing import BinaryIO, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from thundersync.core.types import FinishReason
+from thundersync.generate.base import WeightArena
+
+LENGTH = struct.Struct("<I")
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    """Everything the engine's process is started with; travels as JSON on its command line."""
+
+    model_path: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    kv_cache_bytes: int
+    """For live and kept sequences together, on a CPU; on a GPU see `gpu_memory_share`."""
+    gpu_memory_share: float
+    """Of the memory that is free once the model is loaded."""
+    seed: int
+    cpus: list[int]
+    threads: int
+
+
+class Message(Struct, frozen=True, kw_only=True, tag=True, tag_field="kind"): ...
+
+
+class Ask(Message):
+    """Sample one reply."""
+
+    number: int
+    prompt_ids: list[int]
+    temperature: float
+    max_tokens: int
+    """Already cut to the room left in the context."""
+    stop: tuple[str, ...]
+
+
+class Abort(Message):
+    """Nobody waits for this request any more; it gets no answer."""
+
+    number: int
+
+
+class Publish(Message):
+    """Become `version`. Only sent when no request is in flight."""
+
+    arena: WeightArena
+    version: int
+
+
+class Ready(Message):
+    """The model is loaded as version 0."""
+
+    max_concurrency: int
+
+
+class Answer(Message):
+    number: int
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    policy_version: int
+    cached_tokens: int
+
+
+class Published(Message):
+    """`faults` is empty when every weight has arrived."""
+
+    version: int
+    faults: list[str]
+
+
+ToWorker: TypeAlias = Ask | Abort | Publish
+FromWorker: TypeAlias = Ready | Answer | Published
+
+
+def frame(message: ToWorker | FromWorker) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def read_frame(pipe: BinaryIO) -> bytes | None:
+    """The next frame's body; blocks. None when the other side has closed the pipe."""
+    head = pipe.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    body = pipe.read(length)
+    return body if len(body) == length else None

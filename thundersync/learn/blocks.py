@@ -1,0 +1,153 @@
+"""The block tree: exact gradients of token runs that share a prefix, over an unmodified Hugging Face decoder.
+
+A block is a batch of token runs with labels on the predicting positions (position i predicts label i, which may be
+the first token of a child block). Its ancestors are its prefix; their keys and values reach it through *proxies*
+(detached leaves), so K/V is the only thing that crosses a cut. A child's backward leaves adjoints on its ancestors'
+proxies; an ancestor's own backward takes them in: children before parents, each block once. A group's prompt is the
+root: run once, differentiated once, whatever the number of rollouts.
+
+Knows nothing of rewards, groups or optimizers. Refuses (Unsplittable) what a cut would make silently wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from transformers import AttentionInterface, PreTrainedModel
+
+from thundersync.errors import ThundersyncError
+from thundersync.learn.logprobs import token_logprobs
+
+ATTENTION = "thundersync_blocks"
+NO_LABEL = -1
+
+
+class Unsplittable(ThundersyncError):
+    """The model's attention sees more than keys and values across a cut; its sequences must run whole."""
+
+
+KeyValues = dict[int, tuple[Tensor, Tensor]]
+"""Layer -> (keys, values), each [B, kv_heads, T, head_size]."""
+
+
+def use_block_attention(model: PreTrainedModel) -> None:
+    """Let `model` attend through blocks: registered in the model library's own attention registry."""
+    AttentionInterface.register(ATTENTION, _attend)
+    model.config._attn_implementation = ATTENTION
+
+
+class Block:
+    """A batch of token runs after a common prefix.
+
+    `tokens` and `labels` are [B, T]; NO_LABEL marks positions that predict nothing. Rows are right-padded: causal
+    attention keeps padding out of every real position, and padding has no labels. A parent has B rows or one row,
+    which all rows of the child then share.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokens: Tensor, labels: Tensor, parent: Block | None = None) -> None:
+        self._model = model
+        self.tokens, self.labels = tokens, labels
+        self.ancestors: list[Block] = [] if parent is None else [*parent.ancestors, parent]
+        self.start = sum(ancestor.tokens.shape[1] for ancestor in self.ancestors)
+        self.fresh: KeyValues = {}
+        self.proxies: KeyValues = {}
+
+    def forward(self, *, temperature: float = 1.0) -> Tensor:
+        """Logprobs [N] of the labels in row-major order, with a graph if gradients are on."""
+        length = self.tokens.shape[1]
+        positions = torch.arange(self.start, self.start + length, device=self.tokens.device)[None]
+        self.fresh = {}
+        hidden = self._model.model(
+            input_ids=self.tokens, position_ids=positions, use_cache=False, block=self
+        ).last_hidden_state
+        if len(self.fresh) != self._model.config.get_text_config().num_hidden_layers:
+            raise Unsplittable("not every layer of the model is an attention layer that a block can read")
+        at = self.labels != NO_LABEL
+        return token_logprobs(self._model, hidden[at], self.labels[at], temperature=temperature)
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """Run once without a graph and publish keys and values for children (float32 leaves)."""
+        self.forward()
+        self.proxies = {
+            layer: (k.detach().float().requires_grad_(), v.detach().float().requires_grad_())
+            for layer, (k, v) in self.fresh.items()
+        }
+        self.fresh = {}
+
+    def backward(self, logprobs: Tensor, weights: Tensor, adjoint: Sequence[Tensor] = ()) -> None:
+        """One reverse pass: d/d(parameters and ancestors) of sum(weights x logprobs) + <adjoint, own K/V>.
+
+        `weights` [N] on this forward's `logprobs`; `adjoint` as `take_adjoint` gave it, or empty for a leaf.
+        """
+        outputs: list[Tensor] = []
+        cotangents: list[Tensor] = []
+        if logprobs.numel():
+            outputs.append(logprobs)
+            cotangents.append(weights.to(logprobs))
+        for output, cotangent in zip(self._own_keys_and_values() if adjoint else (), adjoint, strict=True):
+            outputs.append(output)
+            cotangents.append(cotangent.to(output))
+        self.fresh = {}
+        if outputs:
+            torch.autograd.backward(outputs, cotangents)
+
+    def take_adjoint(self) -> list[Tensor]:
+        """What children's backwards left on the proxies since the last call (float32), in K, V order per layer."""
+        adjoint = []
+        for pair in self.proxies.values():
+            for proxy in pair:
+                adjoint.append(torch.zeros_like(proxy) if proxy.grad is None else proxy.grad)
+                proxy.grad = None
+        return adjoint
+
+    def _own_keys_and_values(self) -> list[Tensor]:
+        return [tensor for layer in self.proxies for tensor in self.fresh[layer]]
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    block: Block | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function: query [B, heads, T, d]; key, value [B, kv_heads, T, d] -> [B, T, heads, d]."""
+    if block is None:
+        raise Unsplittable("the model was called outside a block")
+    window = options.get("sliding_window")
+    if options.get("softcap") or options.get("s_aux") is not None or dropout:
+        raise Unsplittable("attention with soft caps, sinks or dropout cannot be cut into blocks")
+    if window and window < block.start + block.tokens.shape[1]:
+        raise Unsplittable(f"a sliding window of {window} tokens is shorter than the sequence")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    block.fresh[layer] = (key, value)
+    rows = query.shape[0]
+    past = [a.proxies[layer] for a in block.ancestors]
+    keys = torch.cat([*(_rows(k, rows, key) for k, _ in past), key], dim=2) if past else key
+    values = torch.cat([*(_rows(v, rows, value) for _, v in past), value], dim=2) if past else value
+    repeat = query.shape[1] // keys.shape[1]
+    if repeat > 1:
+        keys, values = keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1)
+    if past:
+        # is_causal aligns upper-left when keys outnumber queries: silently wrong here.
+        out = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=causal_lower_right(query.shape[2], keys.shape[2]), scale=scaling
+        )
+    else:
+        out = F.scaled_dot_product_attention(query, keys, values, is_causal=query.shape[2] > 1, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+def _rows(proxy: Tensor, rows: int, like: Tensor) -> Tensor:
+    # Widened before the cast, so that the rows' adjoints are summed in float32.
+    return proxy.expand(rows, -1, -1, -1).to(like.dtype)

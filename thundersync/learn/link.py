@@ -1,0 +1,136 @@
+"""The coordinator's end of one trainer worker: starts the process, talks to it in order, and notices its death.
+
+Knows nothing of steps and groups. A worker that dies or breaks fails every waiting call within a second, with the
+last lines of its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from thundersync.errors import WorkerLost
+from thundersync.generate.child import log_tail
+from thundersync.learn import messages as m
+
+R = TypeVar("R", bound=m.Reply)
+
+START_LIMIT_S = 120.0
+END_LIMIT_S = 10.0
+
+
+class WorkerLink:
+    """One worker process. `call` may be used by several tasks; requests are answered in the order they were sent."""
+
+    def __init__(self, index: int, *, log_path: Path, environment: Mapping[str, str]) -> None:
+        self.index = index
+        self._log_path = log_path
+        self._environment = environment
+        self._folder = Path(tempfile.mkdtemp(prefix="thundersync-worker-"))
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._peer = b""
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(m.AnyReply)
+        self.busy_s = 0.0
+        """Seconds spent in calls so far: the worker is busy or its message is on the way."""
+        self.busy_since: float | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self, setup: m.Setup) -> m.Ready:
+        """Start the process and let it load the policy. Raises WorkerLost."""
+        endpoint = f"ipc://{self._folder}/socket"
+        self._socket.bind(endpoint)
+        with self._log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "thundersync.learn.worker",
+                f"--endpoint={endpoint}",
+                f"--parent={os.getpid()}",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self._environment),
+                start_new_session=True,  # Ctrl-C is ours to handle: the worker ends when we say so
+            )
+        self._peer, _ = await self._receive(START_LIMIT_S, "start")
+        return await self.call(setup, m.Ready, limit_s=600.0)
+
+    async def call(self, request: m.AnyRequest, expected: type[R], *, limit_s: float) -> R:
+        """Send `request`, wait for its reply. Raises WorkerLost when the worker dies, breaks, or exceeds `limit_s`."""
+        async with self._turn:
+            loop = asyncio.get_running_loop()
+            self.busy_since = began = loop.time()
+            try:
+                await self._socket.send_multipart((self._peer, self._encoder.encode(request)))
+                _, payload = await self._receive(limit_s, type(request).__name__)
+            finally:
+                self.busy_s += loop.time() - began
+                self.busy_since = None
+        reply = self._decoder.decode(payload)
+        if isinstance(reply, expected):
+            return reply
+        if isinstance(reply, m.Broken):
+            raise self._lost(f"broke on {type(request).__name__}: {reply.error}")
+        raise self._lost(f"answered {type(reply).__name__} to {type(request).__name__}")
+
+    async def close(self) -> None:
+        """End the process, politely first, and remove its socket. Idempotent, bounded."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(WorkerLost, TimeoutError, zmq.ZMQError):
+                if not self._turn.locked():  # a busy worker is not waited for: nothing it does is kept
+                    async with asyncio.timeout(END_LIMIT_S / 2):
+                        await self.call(m.Stop(), m.Done, limit_s=END_LIMIT_S / 2)
+                        await process.wait()
+            if process.returncode is None:
+                process.kill()
+                async with asyncio.timeout(END_LIMIT_S):
+                    await process.wait()
+        self._socket.close()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _receive(self, limit_s: float, what: str) -> tuple[bytes, bytes]:
+        """The next message, unless the process ends or the time is up first."""
+        assert self._process is not None
+        message = asyncio.ensure_future(self._socket.recv_multipart())
+        death = asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait((message, death), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not message.done() and death.done():
+                # Its last words may still be on the way.
+                await asyncio.wait((message,), timeout=0.2)
+            if message.done():
+                peer, payload = message.result()
+                return peer, payload
+            if death.done():
+                raise self._lost(f"ended with code {death.result()} during {what}")
+            raise self._lost(f"did not answer {what} within {limit_s:.0f} s")
+        finally:
+            for waiting in (message, death):
+                waiting.cancel()
+
+    def _lost(self, what: str) -> WorkerLost:
+        return WorkerLost(
+            f"trainer worker {self.index} (process {self.pid}) {what}\n{log_tail(self._log_path)}",
+            remedy=f"The whole log is {self._log_path}. Continue from the last checkpoint with --resume.",
+        )

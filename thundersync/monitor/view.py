@@ -1,0 +1,192 @@
+"""Watching a run: a live panel where there is a terminal, one line per important event where there is none.
+
+The last stop of the events; `run` shows its own run with it and `monitor` anybody's. It knows nothing of training.
+"""
+
+import asyncio
+import contextlib
+import math
+import statistics
+import time
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from thundersync.monitor.client import events
+from thundersync.monitor.events import (
+    CheckpointSaved,
+    EvalFinished,
+    EvalStarted,
+    Event,
+    GroupClosed,
+    RolloutFailed,
+    RunFinished,
+    RunStarted,
+    StepCommitted,
+    StepOpened,
+    Warned,
+    to_line,
+)
+from thundersync.monitor.panel import BLUE, DIM, GREEN, ORANGE, RED, commit_facts, render, rewards_text, span
+from thundersync.monitor.state import RunView
+
+_FRAMES_PER_S = 8
+
+
+async def show(target: str, *, plain: bool = False, console: Console) -> RunView:
+    """Watch a run, live or over, until it ends; then print its summary. Returns what was known at the end.
+
+    `target` is a run folder or an address. `plain`, or a console that is no terminal, means lines instead of a panel.
+    Raises: what `client.events` raises. Cancelling leaves the terminal as it was.
+    """
+    view = RunView()
+    if plain or not console.is_terminal or console.is_dumb_terminal or "utf" not in console.encoding.lower():
+        await _lines(target, view, console)
+    else:
+        await _panel(target, view, console)
+    if view.run is not None:
+        console.print(summary(view))
+    return view
+
+
+async def pipe(target: str, output: TextIO) -> None:
+    """Every event as one JSON object a line, for `jq` and the like; ends with the run."""
+    async with contextlib.aclosing(events(target)) as stream:
+        async for event in stream:
+            output.write(to_line(event).decode())
+            output.flush()
+
+
+def plain_line(event: Event, view: RunView) -> str | None:
+    """One line for an event that matters to people, else None. `view` has applied the event already."""
+    clock = time.strftime("%H:%M:%S ", time.localtime(event.at_s))
+    match event:
+        case RunStarted():
+            resumed = f", resumed after step {event.start_step}" if event.start_step else ""
+            return (
+                f"{clock}run {event.name}: {event.model}, {event.algo}, {event.mode}, {event.backend} engine, "
+                f"{event.runtime} sandboxes, {event.max_steps} steps of {event.prompts_per_step} x "
+                f"{event.group_size} rollouts, seed {event.seed}{resumed}"
+            )
+        case StepOpened():
+            rollouts = len(event.group_ids) * event.group_size
+            step = f"step {view.made + 1}/{view.max_steps}"
+            return f"{clock}{step} opened: {rollouts} rollouts, policy v{event.policy_version}"
+        case GroupClosed():
+            group = view.groups.get(event.group_id)
+            task = group.task_id if group else event.group_id
+            verdict = "dropped" if event.dropped else "flat" if event.flat else "closed"
+            mean = f", mean {statistics.fmean(event.rewards):.2f}" if event.rewards else ""
+            return f"{clock}  {task} {verdict}: {rewards_text(event.rewards) or 'no rewards'}{mean}"
+        case RolloutFailed():
+            fate = "will be retried" if event.will_retry else "given up"
+            return f"{clock}  rollout {event.rollout_id} failed ({event.failure}, {fate}): {_short(event.detail)}"
+        case StepCommitted():
+            eta_s = view.eta_s(event.at_s)
+            left = f"  ETA {span(eta_s)}" if eta_s is not None else ""
+            return (
+                f"{clock}step {view.made}/{view.max_steps} committed: {commit_facts(event.metrics, event.empty)}{left}"
+            )
+        case EvalStarted():
+            return f"{clock}evaluating policy v{event.policy_version}: {event.rollouts} rollouts"
+        case EvalFinished():
+            failed = f", {event.failed} failed" if event.failed else ""
+            return (
+                f"{clock}eval of policy v{event.policy_version}: reward {event.reward_mean:.2f} over {event.scored} "
+                f"rollouts{failed}, {span(event.seconds)}"
+            )
+        case CheckpointSaved():
+            return f"{clock}checkpoint {event.path}"
+        case Warned():
+            return f"{clock}warning: {_short(event.text)}"
+        case RunFinished():
+            end = "finished" if event.ok else f"stopped: {_short(event.reason)}"
+            return f"{clock}run {end} after {event.steps} steps, {span(event.seconds)}"
+        case _:
+            return None
+
+
+def summary(view: RunView) -> RenderableType:
+    """What a run came to: rewards before and after, where the time went, where the files are."""
+    run = view.run
+    end = view.finished
+    name, folder = (run.name, run.run_dir) if run else ("?", "?")
+    seconds = span(end.seconds if end else view.elapsed_s(view.at_s))
+    state = Text("finished", GREEN) if end and end.ok else Text(_stopped(end), RED)
+    lines = [Text.assemble((name, "bold"), "  ", state, f"  {view.made} of {view.max_steps} steps in {seconds}")]
+    if view.evals:
+        lines.append(_row("eval reward", _change([each.reward_mean for each in view.evals], ORANGE)))
+    curve = [value for value in view.curve() if math.isfinite(value)]
+    if len(curve) > 1:
+        some = min(5, len(curve) // 2)
+        text = _change([statistics.fmean(curve[:some]), statistics.fmean(curve[-some:])], BLUE)
+        lines.append(_row("train reward", text.append(f"  (first and last {some} steps)" if some > 1 else "", DIM)))
+    if shares := _shares(view):
+        lines.append(_row("time", Text("  ".join(f"{word} {share:.0%}" for word, share in shares.items()))))
+    lines.append(_row("files", Text(f"{folder}/  metrics.jsonl  events.jsonl  rollouts/  checkpoints/")))
+    if view.checkpoint is not None:
+        lines.append(_row("model", Text(view.checkpoint.path)))
+    return Group(*lines)
+
+
+async def _panel(target: str, view: RunView, console: Console) -> None:
+    def frame(now_s: float) -> Text:
+        return render(view, now_s=now_s, width=console.width, height=console.height - 1)
+
+    follower = asyncio.create_task(_follow(target, view), name="monitor")
+    try:
+        with Live(frame(time.time()), console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            while not follower.done():
+                await asyncio.wait({follower}, timeout=1 / _FRAMES_PER_S)
+                # Writing to a terminal may block; the run shares this loop.
+                await asyncio.to_thread(live.update, frame(max(view.at_s, time.time())), refresh=True)
+            if follower.exception() is None:
+                live.update(frame(view.at_s), refresh=True)
+    finally:
+        follower.cancel()
+        await asyncio.wait({follower})
+    follower.result()
+
+
+async def _follow(target: str, view: RunView) -> None:
+    async with contextlib.aclosing(events(target)) as stream:
+        async for event in stream:
+            view.apply(event)
+
+
+async def _lines(target: str, view: RunView, console: Console) -> None:
+    async with contextlib.aclosing(events(target)) as stream:
+        async for event in stream:
+            view.apply(event)
+            line = plain_line(event, view)
+            if line is not None:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _stopped(end: RunFinished | None) -> str:
+    return f"stopped: {_short(end.reason)}" if end else "ended without a word (killed?)"
+
+
+def _row(word: str, text: Text) -> Text:
+    return Text.assemble((f"  {word:<13}", DIM), text)
+
+
+def _change(values: list[float], colour: str) -> Text:
+    before, after = values[0], values[-1]
+    if len(values) == 1:
+        return Text(f"{before:.2f}", colour)
+    return Text.assemble(f"{before:.2f} → ", (f"{after:.2f}", f"bold {colour}"), f"  ({after - before:+.2f})")
+
+
+def _shares(view: RunView) -> dict[str, float]:
+    if view.finished is not None and view.finished.shares:
+        return view.finished.shares
+    known = {"generation": view.share("engine_busy"), "trainer": view.share("trainer_busy")}
+    return {word: share for word, share in known.items() if share is not None}
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:299]}…"

@@ -1,0 +1,194 @@
+"""Tasks from folders in Harbor's format (Terminal-Bench 2 and later, SETA, and the tasks shipped here).
+
+The first stage of a run: folders in, `Task` values out, all faults told at once. Refuses to know how a task is run:
+it opens no sandbox, and keeps tests and solution as host paths that no agent sees.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from thundersync.core.types import Checker, Image, Task
+from thundersync.errors import TaskError
+from thundersync.tasks.task_toml import TaskToml, parse_task_toml
+
+STARTER = Path(__file__).parent / "starter"
+"""The shipped tasks; `starter/train` and `starter/eval` name its two splits wherever a path is asked for."""
+
+_PARTS = ("task.toml", "instruction.md", "environment", "tests", "steps")
+_SHOWN_FAULTS = 40
+_CANARY = re.compile(r"\s*(#|<!--).*canary[ _-](guid|string)", re.IGNORECASE)
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+
+
+def load_tasks(path: str, *, variables: Mapping[str, str] | None = None) -> list[Task]:
+    """Every task under `path`: a task folder, a folder of task folders, or `starter/train` and `starter/eval`.
+
+    Sorted by folder name, which is the task id. A `task_filter.txt` beside the folders (one id a line) limits the set
+    to the ids it names. `variables` fills `${NAME}` in the tasks' env tables. Reads a few small files per task: call it
+    in a thread where the event loop must stay free.
+
+    Raises: TaskError with every fault of every folder, when there is nothing to load or something that cannot be run.
+    """
+    root = _resolve(path)
+    folders = [root] if (root / "task.toml").is_file() else _task_folders(root)
+    tasks: list[Task] = []
+    faults: list[str] = []
+    for folder in folders:
+        task, wrong = read_task(folder, suite=_suite(path, folder), variables=variables or {})
+        faults += [f"{folder.name}/{fault}" for fault in wrong]
+        if task is not None:
+            tasks.append(task)
+    if faults:
+        raise TaskError(
+            _listed(f"{path} holds tasks that cannot be used", faults),
+            remedy="Complete these folders, or name the tasks to use in a task_filter.txt beside them, one id a line.",
+        )
+    return tasks
+
+
+def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tuple[Task | None, list[str]]:
+    """One task folder: its task, or None and all that is wrong, each fault beginning with the file it is about."""
+    faults: list[str] = []
+    toml_text = _text(folder / "task.toml", faults)
+    facts: TaskToml | None = None
+    if toml_text is not None:
+        facts, wrong = parse_task_toml(toml_text, variables=variables)
+        faults += [f"task.toml {fault}" for fault in wrong]
+    if (folder / "steps").is_dir():
+        # Its instruction and tests lie in steps/: naming them as missing too would mislead.
+        if not any("multi-step" in fault for fault in faults):
+            faults.append("steps asks for what cannot be run yet: multi-step tasks")
+        return None, faults
+    instruction = strip_canary(_text(folder / "instruction.md", faults) or "")
+    if not instruction and (folder / "instruction.md").is_file():
+        faults.append("instruction.md is empty: write what the agent should do")
+    test = folder / "tests" / "test.sh"
+    if not test.is_file():
+        faults.append("tests/test.sh is missing: the script that writes /logs/verifier/reward.txt")
+    faults += _environment_faults(folder / "environment", docker_image=facts.docker_image if facts else "")
+    if facts is None or faults:
+        return None, faults
+    dockerfile = folder / "environment" / "Dockerfile"
+    solution = folder / "solution" / "solve.sh"
+    return (
+        Task(
+            task_id=folder.name,
+            suite=suite,
+            instruction=instruction,
+            image=Image(name=facts.docker_image, context=str(dockerfile.parent) if dockerfile.is_file() else ""),
+            checker=Checker(
+                tests=str(test.parent),
+                command=_command(test),
+                timeout_s=facts.checker_timeout_s,
+                env=facts.checker_env,
+            ),
+            workdir=facts.workdir or _dockerfile_workdir(dockerfile),
+            env=facts.env,
+            solution=str(solution) if solution.is_file() else "",
+            agent_timeout_s=facts.agent_timeout_s,
+            build_timeout_s=facts.build_timeout_s,
+            cpus=facts.cpus,
+            memory_mib=facts.memory_mib,
+            network=facts.network,
+        ),
+        [],
+    )
+
+
+def strip_canary(text: str) -> str:
+    """The instruction without the comment lines at its top that mark benchmark data, and without outer blanks."""
+    lines = text.strip().splitlines()
+    while lines and (not lines[0].strip() or _CANARY.match(lines[0])):
+        del lines[0]
+    return "\n".join(lines).strip()
+
+
+def _resolve(path: str) -> Path:
+    if path == "starter" or path.startswith("starter/"):
+        return STARTER / path.removeprefix("starter").strip("/")
+    return Path(path).expanduser().absolute()
+
+
+def _suite(path: str, folder: Path) -> str:
+    return path.rstrip("/") if path.startswith("starter/") else folder.parent.name
+
+
+def _task_folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise TaskError(
+            f"no folder of tasks at {root}",
+            remedy="Give the path of a folder in Harbor's format, or `starter/train` for the tasks shipped here.",
+        )
+    folders = sorted(
+        child
+        for child in root.iterdir()
+        if child.is_dir() and not child.name.startswith(".") and any((child / part).exists() for part in _PARTS)
+    )
+    chosen = root / "task_filter.txt"
+    if chosen.is_file():
+        wanted = {line.strip() for line in chosen.read_text(encoding="utf-8").splitlines() if line.strip()}
+        unknown = sorted(wanted - {folder.name for folder in folders})
+        if unknown:
+            raise TaskError(
+                _listed(f"{chosen} names tasks that are not there", unknown),
+                remedy="Correct the ids: each is the name of a folder beside the file.",
+            )
+        folders = [folder for folder in folders if folder.name in wanted]
+    if not folders:
+        raise TaskError(
+            f"no tasks in {root}",
+            remedy="A task is a folder with task.toml, instruction.md, environment/Dockerfile and tests/test.sh.",
+        )
+    return folders
+
+
+def _environment_faults(environment: Path, *, docker_image: str) -> list[str]:
+    for name in _COMPOSE:
+        if (environment / name).is_file():
+            return [f"environment/{name} asks for what cannot be run yet: compose services beside the agent's own"]
+    if not docker_image and not (environment / "Dockerfile").is_file():
+        return ["environment/Dockerfile is missing, and task.toml names no environment.docker_image"]
+    return []
+
+
+def _text(path: Path, faults: list[str]) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        faults.append(f"{path.name} is missing")
+    except (OSError, UnicodeDecodeError) as error:
+        faults.append(f"{path.name} cannot be read: {error}")
+    return None
+
+
+def _command(test: Path) -> str:
+    """Harbor executes test.sh; its first line may name another interpreter than a shell."""
+    with test.open("rb") as file:
+        first = file.readline(256).decode("utf-8", "replace").strip()
+    if first.startswith("#!") and not re.search(r"\b(ba|da)?sh\b", first):
+        return f"{first.removeprefix('#!').strip()} /tests/test.sh"
+    return "bash /tests/test.sh"
+
+
+def _dockerfile_workdir(dockerfile: Path) -> str:
+    """The last stage's WORKDIR. Without one, Docker's own default: base images rarely set another."""
+    workdir = "/"
+    if not dockerfile.is_file():
+        return workdir
+    text = re.sub(r"\\\s*\n", " ", dockerfile.read_text(encoding="utf-8", errors="replace"))
+    for line in text.splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            workdir = "/"
+        elif word.upper() == "WORKDIR":
+            # A relative WORKDIR continues the one before; joining an absolute one replaces it.
+            workdir = str(Path(workdir) / rest.strip().strip("\"'"))
+    return workdir
+
+
+def _listed(head: str, faults: list[str]) -> str:
+    shown = [f"  {fault}" for fault in faults[:_SHOWN_FAULTS]]
+    if len(faults) > _SHOWN_FAULTS:
+        shown.append(f"  and {len(faults) - _SHOWN_FAULTS} more")
+    return "\n".join([head + ":", *shown])

@@ -1,0 +1,2 @@
+#!/bin/bash
+cp poem.txt verse.txt

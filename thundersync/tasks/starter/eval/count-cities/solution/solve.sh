@@ -1,0 +1,2 @@
+#!/bin/bash
+wc -l < cities.txt > number.txt

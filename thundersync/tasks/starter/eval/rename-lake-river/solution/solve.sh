@@ -1,0 +1,2 @@
+#!/bin/bash
+mv lake.txt river.txt

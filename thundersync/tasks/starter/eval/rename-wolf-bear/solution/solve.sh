@@ -1,0 +1,2 @@
+#!/bin/bash
+mv wolf.txt bear.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort birds.txt > order.txt

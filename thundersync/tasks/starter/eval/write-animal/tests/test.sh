@@ -1,0 +1,10 @@
+#!/bin/bash
+# Create a file named animal.txt with the text horse.
+mkdir -p /logs/verifier
+echo 0 > /logs/verifier/reward.txt
+cd /work || exit 0
+
+if [ -f animal.txt ] && [ "$(cat animal.txt)" = "horse" ]; then
+  echo 1 > /logs/verifier/reward.txt
+fi
+exit 0

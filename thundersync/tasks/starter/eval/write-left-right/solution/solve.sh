@@ -1,0 +1,3 @@
+#!/bin/bash
+echo "tea" > left.txt
+echo "milk" > right.txt

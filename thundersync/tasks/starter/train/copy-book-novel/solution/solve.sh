@@ -1,0 +1,2 @@
+#!/bin/bash
+cp book.txt novel.txt

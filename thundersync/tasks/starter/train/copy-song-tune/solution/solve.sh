@@ -1,0 +1,2 @@
+#!/bin/bash
+cp song.txt tune.txt

@@ -1,0 +1,10 @@
+#!/bin/bash
+# Make a directory called music.
+mkdir -p /logs/verifier
+echo 0 > /logs/verifier/reward.txt
+cd /work || exit 0
+
+if [ -d music ]; then
+  echo 1 > /logs/verifier/reward.txt
+fi
+exit 0

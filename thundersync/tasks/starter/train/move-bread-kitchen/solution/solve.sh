@@ -1,0 +1,2 @@
+#!/bin/bash
+mv bread.txt kitchen/

@@ -1,0 +1,2 @@
+#!/bin/bash
+mv letter.txt mail/

@@ -1,0 +1,2 @@
+#!/bin/bash
+mv apple.txt pear.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+mv lion.txt tiger.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+mv start.txt end.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i 's/red/blue/g' paint.txt

@@ -1,0 +1,13 @@
+#!/bin/bash
+# Sort the lines of words.txt into sorted.txt.
+mkdir -p /logs/verifier
+echo 0 > /logs/verifier/reward.txt
+cd /work || exit 0
+
+# This file was not to be touched.
+{ [ -f words.txt ] && [ "$(cat words.txt)" = $'pear\nfig\nkiwi\napple' ]; } || exit 0
+
+if [ -f sorted.txt ] && [ "$(cat sorted.txt)" = $'apple\nfig\nkiwi\npear' ]; then
+  echo 1 > /logs/verifier/reward.txt
+fi
+exit 0

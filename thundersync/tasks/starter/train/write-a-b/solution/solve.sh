@@ -1,0 +1,3 @@
+#!/bin/bash
+echo "cat" > a.txt
+echo "dog" > b.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+echo "yes" > first.txt
+echo "no" > second.txt

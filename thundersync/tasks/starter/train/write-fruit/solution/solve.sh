@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "apple" > fruit.txt

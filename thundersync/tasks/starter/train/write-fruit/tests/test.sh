@@ -1,0 +1,10 @@
+#!/bin/bash
+# Create a file named fruit.txt that contains the word apple.
+mkdir -p /logs/verifier
+echo 0 > /logs/verifier/reward.txt
+cd /work || exit 0
+
+if [ -f fruit.txt ] && [ "$(cat fruit.txt)" = "apple" ]; then
+  echo 1 > /logs/verifier/reward.txt
+fi
+exit 0

@@ -1,0 +1,163 @@
+"""The tables of a Harbor `task.toml`: read, checked, and turned into plain facts about one task.
+
+Between the file and `harbor.py`, which knows the folder around it. Refuses to know the folder, the sandbox and the
+agent. Unknown keys are tolerated, as the format asks; a key whose meaning we cannot keep is told as a fault.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+NetworkMode = Literal["public", "no-network", "allowlist"]
+TableT = TypeVar("TableT", bound=Struct)
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNIT_MIB = {"": 1 / 1024 / 1024, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+class AgentTable(Struct, frozen=True, kw_only=True):
+    timeout_sec: float | None = None
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+
+
+class VerifierTable(Struct, frozen=True, kw_only=True):
+    timeout_sec: float = 600.0
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+    environment_mode: str = "shared"
+
+
+class EnvironmentTable(Struct, frozen=True, kw_only=True):
+    """Sizes come in two ages: `memory_mb = 2048`, or `memory = "2G"`; so does the network."""
+
+    build_timeout_sec: float = 600.0
+    docker_image: str = ""
+    os: str = "linux"
+    cpus: float = 1.0
+    memory_mb: float | None = None
+    memory: str | float | None = None
+    gpus: int = 0
+    env: dict[str, str] = {}
+    workdir: str = ""
+    network_mode: NetworkMode | None = None
+    allow_internet: bool | None = None
+    mcp_servers: list[object] = []
+    healthcheck: dict[str, object] | None = None
+
+
+class TaskToml(Struct, frozen=True, kw_only=True):
+    """What a task.toml says, in the units of `core.types.Task`."""
+
+    agent_timeout_s: float | None
+    checker_timeout_s: float
+    build_timeout_s: float
+    checker_env: dict[str, str]
+    env: dict[str, str]
+    docker_image: str
+    workdir: str
+    """Empty: the image's own."""
+    cpus: float
+    memory_mib: int
+    network: bool
+
+
+def parse_task_toml(text: str, *, variables: Mapping[str, str]) -> tuple[TaskToml | None, list[str]]:
+    """Read `text`; answer its facts and every fault found. With faults there may still be facts, not to be used.
+
+    `variables` fills `${NAME}` and `${NAME:-default}` in the env tables. Nothing is raised: a fault is a sentence
+    without a subject, for the caller to put the file's name before it.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return None, [f"is not valid TOML: {error}"]
+    faults: list[str] = []
+    agent = _table(data, "agent", AgentTable, faults)
+    verifier = _table(data, "verifier", VerifierTable, faults)
+    environment = _table(data, "environment", EnvironmentTable, faults)
+    version = str(data.get("schema_version", data.get("version", "1.4")))
+    if version.split(".")[0] != "1":
+        faults.append(f"has schema version {version!r}; versions 1.x are understood")
+    faults += _not_run_yet(data, agent, verifier, environment)
+    return (
+        TaskToml(
+            agent_timeout_s=agent.timeout_sec,
+            checker_timeout_s=verifier.timeout_sec,
+            build_timeout_s=environment.build_timeout_sec,
+            checker_env=_filled(verifier.env, "verifier.env", variables, faults),
+            env=_filled(environment.env, "environment.env", variables, faults),
+            docker_image=environment.docker_image,
+            workdir=environment.workdir,
+            cpus=environment.cpus,
+            memory_mib=_memory_mib(environment, faults),
+            network=_network(agent, environment),
+        ),
+        faults,
+    )
+
+
+def _table(data: Mapping[str, object], name: str, kind: type[TableT], faults: list[str]) -> TableT:
+    """One table at a time, so that a fault in one does not hide the faults of the next."""
+    try:
+        return msgspec.convert(data.get(name, {}), kind)
+    except msgspec.ValidationError as error:
+        faults.append(f"[{name}] {str(error).replace('$.', name + '.').replace('$', name)}")
+        return kind()
+
+
+def _not_run_yet(
+    data: Mapping[str, object], agent: AgentTable, verifier: VerifierTable, environment: EnvironmentTable
+) -> list[str]:
+    """Features of the format that change what a task is; running it without them would score something else."""
+    found = {
+        "multi-step tasks ([[steps]])": bool(data.get("steps")),
+        "MCP servers": bool(environment.mcp_servers),
+        "health checks": environment.healthcheck is not None,
+        f"gpus = {environment.gpus}": environment.gpus > 0,
+        f'os = "{environment.os}"': environment.os != "linux",
+        "a network allowlist": "allowlist" in (agent.network_mode, environment.network_mode),
+        f'verifier.environment_mode = "{verifier.environment_mode}"': verifier.environment_mode != "shared",
+        f'agent.user = "{agent.user}"': agent.user not in (None, "root", 0, "agent"),
+        f'verifier.user = "{verifier.user}"': verifier.user not in (None, "root", 0),
+        "a network for the verifier alone": verifier.network_mode is not None
+        and (verifier.network_mode == "public") != _network(agent, environment),
+    }
+    return [f"asks for what cannot be run yet: {feature}" for feature, asked in found.items() if asked]
+
+
+def _network(agent: AgentTable, environment: EnvironmentTable) -> bool:
+    """The newer key wins over the older one; a file that says nothing means public, as in Harbor."""
+    mode = agent.network_mode or environment.network_mode
+    if mode is not None:
+        return mode == "public"
+    return environment.allow_internet is not False
+
+
+def _memory_mib(environment: EnvironmentTable, faults: list[str]) -> int:
+    if environment.memory_mb is not None:
+        return max(1, round(environment.memory_mb))
+    if environment.memory is None:
+        return 2048
+    match = _SIZE.fullmatch(str(environment.memory).strip())
+    if match is None:
+        faults.append(f'[environment] memory = "{environment.memory}" is not a size like "2G" or "512M"')
+        return 2048
+    return max(1, round(float(match[1]) * _UNIT_MIB[match[2].lower()]))
+
+
+def _filled(env: dict[str, str], name: str, variables: Mapping[str, str], faults: list[str]) -> dict[str, str]:
+    def fill(match: re.Match[str]) -> str:
+        value = variables.get(match[1], match[2])
+        if value is None:
+            faults.append(f"[{name}] needs the variable {match[1]}, which is not set and has no default")
+            return ""
+        return value
+
+    return {key: _VARIABLE.sub(fill, value) for key, value in env.items()}

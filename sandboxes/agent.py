@@ -379,6 +379,7 @@ class Agent:
             mode, mtime = wire.integer(), wire.integer()
             content = wire.field()
             path = os.path.join(target, name)
+            self.make_folder(os.path.dirname(path))
             if kind == b"d":
                 # A link planted in a folder's place must not lead what follows elsewhere.
                 if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
@@ -467,13 +468,15 @@ class Agent:
             raise
 
     def own_tree(self, path: str, uid: int) -> None:
-        """Give a folder and all below it to `uid`, unless it is theirs already."""
-        if not self.is_root or os.lstat(path).st_uid == uid or path == "/":
+        """Give a folder and all below it to `uid`, touching only what changes hands: a touch costs a copy."""
+        if not self.is_root or path == "/":
             return
+        paths = [path]
         for folder, names, files in os.walk(path):
-            for name in names + files:
-                os.chown(os.path.join(folder, name), uid, uid, follow_symlinks=False)
-        os.chown(path, uid, uid)
+            paths += [os.path.join(folder, name) for name in names + files]
+        for one in paths:
+            if os.lstat(one).st_uid != uid:
+                os.chown(one, uid, uid, follow_symlinks=False)
 
     def own(self, path: str, uid: int) -> None:
         if self.is_root and uid != 0:

@@ -32,6 +32,7 @@ class DockerDaemon:
         flags = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--ip-forward=false"]
         self._process = subprocess.Popen(
             [
+                *("setpriv", "--pdeathsig", "TERM"),  # even a killed test run leaves no daemon
                 *("dockerd", "-H", self.host, "--pidfile", str(self._folder / "pid"), "--log-level", "warn"),
                 *("--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec"), *flags),
             ],

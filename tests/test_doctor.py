@@ -17,8 +17,8 @@ from thundersync.doctor.isolation import (
     check_bubblewrap,
     check_docker,
     check_user_namespaces,
-    docker_addresses,
     ping_docker,
+    self_test,
 )
 from thundersync.doctor.machine import check_disk, check_shared_memory
 from thundersync.doctor.packages import check_starter_model
@@ -58,8 +58,8 @@ def script(path: Path, text: str) -> str:
 
 def test_a_docker_daemon_that_answers_is_named_with_its_api_version(tmp_path: Path) -> None:
     with daemon(tmp_path / "d.sock", PING) as address:
-        check = check_docker([address])
-    assert check.status == "ok"
+        check = check_docker(address, [])
+    assert check.state == "ok"
     assert "1.41" in check.found
 
 
@@ -70,40 +70,40 @@ def test_a_silent_docker_daemon_costs_no_more_than_the_deadline(tmp_path: Path) 
 
 def test_another_server_behind_the_docker_socket_is_not_taken_for_docker(tmp_path: Path) -> None:
     with daemon(tmp_path / "d.sock", b"220 mail ready\r\n\r\n") as address:
-        check = check_docker([address])
-    assert check.status == "warn"
+        check = check_docker(address, [])
+    assert check.state == "warn"
     assert "no Docker daemon" in check.found
     assert check.remedy
 
 
-def test_the_second_socket_is_asked_when_nobody_listens_at_the_first(tmp_path: Path) -> None:
-    with daemon(tmp_path / "d.sock", PING) as address:
-        check = check_docker([f"unix://{tmp_path}/none.sock", address])
-    assert check.status == "ok"
-
-
-def test_a_docker_host_that_is_given_is_the_only_one_asked(tmp_path: Path) -> None:
-    assert docker_addresses("tcp://somewhere:2375", tmp_path) == ["tcp://somewhere:2375"]
+def test_a_rootless_daemon_elsewhere_is_hinted_at(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as rootless:
+        rootless.bind(str(tmp_path / "rootless.sock"))
+        check = check_docker(f"unix://{tmp_path}/none.sock", [tmp_path / "rootless.sock"])
+    assert check.state == "warn"
+    assert f"DOCKER_HOST=unix://{tmp_path}/rootless.sock" in check.remedy
 
 
 @pytest.mark.parametrize("address", ["ssh://host", "tcp://127.0.0.1:notaport", "nonsense"])
 def test_an_address_that_cannot_be_asked_is_a_finding_with_a_remedy(address: str) -> None:
-    check = check_docker([address])
-    assert check.status == "warn"
+    check = check_docker(address, [])
+    assert check.state == "warn"
     assert check.remedy
 
 
-def test_a_bubblewrap_that_is_forbidden_to_run_is_reported_with_its_own_words(tmp_path: Path) -> None:
+def test_a_sandbox_that_is_forbidden_to_start_is_reported_with_its_own_words(tmp_path: Path) -> None:
     program = script(tmp_path / "bwrap", "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
-    check = check_bubblewrap(program)
-    assert check.status == "warn"
+    check = self_test([program])
+    assert check.state == "warn"
     assert "No permissions to create new namespace" in check.found
     assert check.remedy
 
 
-def test_a_missing_bubblewrap_comes_with_the_command_that_installs_it(tmp_path: Path) -> None:
-    check = check_bubblewrap(str(tmp_path / "bwrap"))
-    assert "apt-get install bubblewrap" in check.remedy
+def test_a_missing_bubblewrap_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *args, **kwargs: None)
+    check = check_bubblewrap()
+    assert check.state == "warn"
+    assert "apt install bubblewrap" in check.remedy
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def test_each_switch_that_forbids_user_namespaces_is_found(tmp_path: Path, file:
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text(f"{value}\n")
     check = check_user_namespaces(tmp_path)
-    assert check.status == status
+    assert check.state == status
     assert bool(check.remedy) == (status != "ok")
 
 
 def test_docker_or_bubblewrap_is_enough_and_neither_fails() -> None:
-    docker = Check(name="Docker", status="warn", found="no socket", remedy="start it")
-    bubblewrap = Check(name="bubblewrap", status="ok", found="0.8.0")
+    docker = Check(name="Docker", state="warn", found="no socket", remedy="start it")
+    bubblewrap = Check(name="bubblewrap", state="ok", found="0.8.0")
     assert worst(with_any_sandbox([docker, bubblewrap])) == "warn"
-    broken = Check(name="bubblewrap", status="warn", found="not installed", remedy="install it")
-    assert [check.status for check in with_any_sandbox([docker, broken])] == ["fail", "fail"]
+    broken = Check(name="bubblewrap", state="warn", found="not installed", remedy="install it")
+    assert [check.state for check in with_any_sandbox([docker, broken])] == ["fail", "fail"]
 
 
 def test_disk_is_measured_where_a_run_folder_does_not_exist_yet(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_disk_is_measured_where_a_run_folder_does_not_exist_yet(tmp_path: Path) 
 
 
 def test_missing_shared_memory_is_a_finding(tmp_path: Path) -> None:
-    assert check_shared_memory(tmp_path / "shm").status == "warn"
+    assert check_shared_memory(tmp_path / "shm").state == "warn"
 
 
 def test_an_unpacked_starter_model_is_found_and_a_half_unpacked_one_is_not(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_probe_that_breaks_does_not_hide_the_other_checks() -> None:
         raise RuntimeError("odd kernel")
 
     check = guarded("cores", broken)
-    assert check.status == "warn"
+    assert check.state == "warn"
     assert "odd kernel" in check.found
 
 
@@ -173,12 +173,12 @@ def test_all_checks_run_and_neither_torch_nor_vllm_is_imported() -> None:
 
 def test_every_finding_that_is_not_ok_on_this_machine_has_a_remedy(tmp_path: Path) -> None:
     for check in checks(output_dir=tmp_path, docker_host=f"unix://{tmp_path}/none.sock"):
-        assert check.status == "ok" or check.remedy, check
+        assert check.state == "ok" or check.remedy, check
 
 
 def test_the_table_shows_remedies_and_takes_brackets_literally() -> None:
     console = Console(file=io.StringIO(), width=100)
-    console.print(render([Check(name="Docker", status="warn", found="[odd] text", remedy="start [it]")]))
+    console.print(render([Check(name="Docker", state="warn", found="[odd] text", remedy="start [it]")]))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "[odd] text" in shown

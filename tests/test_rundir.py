@@ -154,12 +154,16 @@ async def test_rewind_forgets_what_came_after_the_commit(tmp_path: Path, first: 
             await run.write_metrics({"step": step, "grad_norm": float("nan")})
             await run.write_rollouts(step, [rollout(0)])
         await run.write_rollouts(first + 4, [rollout(0)])  # the step that was open
+        for version in (0, 2, 4):
+            await run.write_evaluation(version, [rollout(0)])
         with run.metrics.open("a") as file:
             file.write('{"step": 9')  # torn by a kill
         assert await run.rewind(2) == 2
         await run.write_metrics({"step": first + 2})
         steps = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
         assert steps == [first, first + 1, first + 2]
-        assert sorted(int(file.name[5:11]) for file in run.rollouts.iterdir()) == [first, first + 1]
+        left = sorted(file.name.removesuffix(".jsonl.zst") for file in run.rollouts.iterdir())
+        assert left == ["eval-000000", "eval-000002", f"step-{first:06d}", f"step-{first + 1:06d}"]
         assert await run.rewind(0) == 0
-        assert run.metrics.read_text() == "" and not list(run.rollouts.iterdir())
+        assert run.metrics.read_text() == ""
+        assert [file.name for file in run.rollouts.iterdir()] == ["eval-000000.jsonl.zst"]

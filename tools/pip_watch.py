@@ -19,7 +19,7 @@ NO_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED|SSLCertVerificationError
 NO_SPACE = re.compile(r"No space left on device|Errno 28")
 NO_CPU_TORCH = re.compile(
     r"(satisfies the requirement|No matching distribution found for) torch==\S*\+cpu"
-    r"|depends on torch==\S+\+cpu|The user requested \(constraint\) torch==\S*\+cpu"
+    r"|depends on torch==\S+\+cpu|The user requested \(constraint\) torch\S*==\S*\+cpu"
 )
 NOT_FOUND = re.compile(r"No matching distribution found for ([^\s;()]+)")
 

@@ -20,9 +20,10 @@ def ensure_test_prerequisites(say: Callable[[str], None]) -> None:
     """Docker Engine (its sandbox tests start a private daemon; without it they are skipped) and zstd."""
     if not sys.platform.startswith("linux"):
         return
-    missing = [package for package, program in (("docker.io", "dockerd"), ("zstd", "zstd")) if not present(program)]
-    if missing:
-        install(missing, "for the tests with real containers and compressed rollouts", say)
+    # Newer Debians keep Docker's command line in a package of its own, older ones do not know that package.
+    for package, program in (("docker.io", "dockerd"), ("docker-cli", "docker"), ("zstd", "zstd")):
+        if not present(program):
+            install([package], "for the tests", say)
 
 
 def present(program: str) -> bool:

@@ -1,3 +1,4 @@
+import io
 import math
 import re
 
@@ -10,7 +11,8 @@ from rich.console import Console
 from tests.monitor.fake_run import fake_run
 from thundersync.monitor import events as e
 from thundersync.monitor.chart import columns
-from thundersync.monitor.panel import GLYPHS, render, rewards_text, span
+from thundersync.monitor.panel import render, rewards_text, span
+from thundersync.monitor.shapes import GLYPHS
 from thundersync.monitor.state import RunView
 
 STREAM = list(fake_run(steps=12, groups=4, size=8))
@@ -131,7 +133,7 @@ def test_no_text_and_no_number_breaks_the_frame(text: str, number: float, other:
 
 
 def test_the_panel_prints_in_a_plain_terminal_without_colour() -> None:
-    console = Console(width=80, height=24, no_color=True, force_terminal=True, record=True, file=open("/dev/null", "w"))
+    console = Console(width=80, height=24, no_color=True, force_terminal=True, record=True, file=io.StringIO())
     console.print(render(view_of(STREAM[:900]), now_s=view_of(STREAM[:900]).at_s + 1))
     assert console.export_text().splitlines() == lines(view_of(STREAM[:900]))
 

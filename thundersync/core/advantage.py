@@ -1,4 +1,4 @@
-"""Rewards of one group -> advantages, and the scalars that join a group's gradient parts. Pure arithmetic in float64."""
+"""Rewards of one group -> advantages, and the scalars that join its gradient parts. Pure arithmetic in float64."""
 
 import math
 import statistics

@@ -4,15 +4,17 @@ Stands before everything else and changes nothing: no model is loaded, torch and
 a deadline. Knows nothing of a run's configuration.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import platformdirs
 from rich.markup import escape
 from rich.table import Table
 
-from thundersync.doctor.check import Check, Status
-from thundersync.doctor.isolation import check_bubblewrap, check_docker, check_user_namespaces, docker_addresses
+from thundersync.doctor.check import Check, State
+from thundersync.doctor.isolation import DEFAULT_DOCKER_HOST, check_bubblewrap, check_docker, check_user_namespaces
 from thundersync.doctor.machine import (
     check_cores,
     check_disk,
@@ -23,24 +25,23 @@ from thundersync.doctor.machine import (
 )
 from thundersync.doctor.packages import check_gpu, check_starter_model, check_torch, check_vllm
 
-__all__ = ["Check", "Status", "checks", "render", "worst"]
+__all__ = ["Check", "State", "checks", "render", "worst"]
 
 
-def checks(
-    *, output_dir: Path = Path("runs"), model_cache: Path | None = None, docker_host: str = "", home: Path | None = None
-) -> list[Check]:
+def checks(*, output_dir: Path = Path("runs"), model_cache: Path | None = None, docker_host: str = "") -> list[Check]:
     """Every check, in the order a person reads them; takes a few seconds at most, and never raises.
 
-    `output_dir` is where runs would be written, `model_cache` the folder of unpacked models, `docker_host` an address
-    as in DOCKER_HOST (empty: the default sockets, `home` locating a rootless one).
+    `output_dir` is where runs would be written, `model_cache` the folder of unpacked models (default: the user's cache
+    folder), `docker_host` an address as in DOCKER_HOST (empty: the default socket).
     """
-    home = home or Path.home()
+    model_cache = model_cache or Path(platformdirs.user_cache_dir("thundersync")) / "models"
+    rootless = [Path(f"/run/user/{os.getuid()}/docker.sock"), Path.home() / ".docker/run/docker.sock"]
     probes: list[tuple[str, Callable[[], Check]]] = [
         ("Python", check_python),
         ("torch", check_torch),
         ("vLLM", check_vllm),
         ("GPU", check_gpu),
-        ("Docker", lambda: check_docker(docker_addresses(docker_host, home))),
+        ("Docker", lambda: check_docker(docker_host or DEFAULT_DOCKER_HOST, rootless)),
         ("bubblewrap", check_bubblewrap),
         ("user namespaces", check_user_namespaces),
         ("cores", check_cores),
@@ -55,10 +56,10 @@ def checks(
     return with_any_sandbox(found)
 
 
-def worst(found: Sequence[Check]) -> Status:
+def worst(found: Sequence[Check]) -> State:
     """`fail` if anything fails, else `warn` if anything warns, else `ok`."""
-    order: list[Status] = ["ok", "warn", "fail"]
-    return max((check.status for check in found), key=order.index, default="ok")
+    order: list[State] = ["ok", "warn", "fail"]
+    return max((check.state for check in found), key=order.index, default="ok")
 
 
 def render(found: Sequence[Check]) -> Table:
@@ -69,7 +70,7 @@ def render(found: Sequence[Check]) -> Table:
     table.add_column(overflow="fold")
     marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]fail[/]"}
     for check in found:
-        table.add_row(marks[check.status], check.name, escape(check.found))
+        table.add_row(marks[check.state], check.name, escape(check.found))
         if check.remedy:
             table.add_row("", "", f"[dim]->[/] {escape(check.remedy)}")
     return table
@@ -80,16 +81,16 @@ def guarded(name: str, probe: Callable[[], Check]) -> Check:
     try:
         return probe()
     except Exception as error:
-        return Check(name=name, status="warn", found=f"could not be checked: {type(error).__name__}: {error}")
+        return Check(name=name, state="warn", found=f"could not be checked: {type(error).__name__}: {error}")
 
 
 def with_any_sandbox(found: Sequence[Check]) -> list[Check]:
     """Docker and bubblewrap are each dispensable, but not both: then no tool can run."""
-    working = [check.status for check in found if check.name in ("Docker", "bubblewrap")]
+    working = [check.state for check in found if check.name in ("Docker", "bubblewrap")]
     if any(status == "ok" for status in working):
         return list(found)
     return [
-        Check(name=check.name, status="fail", found=check.found, remedy=check.remedy)
+        Check(name=check.name, state="fail", found=check.found, remedy=check.remedy)
         if check.name in ("Docker", "bubblewrap")
         else check
         for check in found

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Status = Literal["ok", "warn", "fail"]
+State = Literal["ok", "warn", "fail"]
 GIB = 1 << 30
 SETUP = "Run: python3 tools/setup.py"
 COMMAND_DEADLINE_S = 10.0
@@ -16,7 +16,7 @@ class Check(Struct, frozen=True, kw_only=True):
     """One fact about the machine. `warn`: a run works, with less; `fail`: it will not work until `remedy` is done."""
 
     name: str
-    status: Status
+    state: State
     found: str
     remedy: str = ""
 

@@ -1,53 +1,43 @@
 """Checks of what can hold an agent's commands: a Docker daemon, bubblewrap, user namespaces.
 
-Asks them for real, each within a deadline; knows nothing of the sandboxes that are built on them.
+Asks them for real, each within a deadline, and in the way that `sandboxes` will use them.
 """
 
 import contextlib
-import os
 import platform
 import re
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from thundersync.doctor.check import COMMAND_DEADLINE_S, Check, run
+from sandboxes.bwrap import LAUNCH_ENV, box_argv
+from sandboxes.errors import RuntimeUnavailable
+from thundersync.doctor.check import COMMAND_DEADLINE_S, Check
 
+DEFAULT_DOCKER_HOST = "unix:///var/run/docker.sock"
 DOCKER_DEADLINE_S = 2.0
 
 
-def check_docker(addresses: Sequence[str]) -> Check:
-    """Ask the daemon at the first of `addresses` (`unix://` or `tcp://`) that answers."""
+def check_docker(docker_host: str, other_sockets: Sequence[Path]) -> Check:
+    """Ask the daemon at `docker_host`, where a run would look for it; `other_sockets` are only worth a hint."""
     remedy = "Install or start Docker Engine; without it, tools run in process sandboxes (bubblewrap)."
-    reasons = []
-    for address in addresses:
-        try:
-            version = ping_docker(address, deadline_s=DOCKER_DEADLINE_S)
-        except PermissionError:
-            reasons.append(f"{address}: permission denied")
-            remedy = (
-                "Let this user use Docker: add it to the group `docker` (sudo usermod -aG docker $USER), log in again."
-            )
-        except TimeoutError:
-            reasons.append(f"{address}: no answer within {DOCKER_DEADLINE_S:.0f} s")
-        except (OSError, ValueError) as error:
-            reasons.append(f"{address}: {getattr(error, 'strerror', None) or error}")
-        else:
-            return Check(name="Docker", status="ok", found=f"answers at {address} (API {version})")
-    return Check(name="Docker", status="warn", found="; ".join(reasons) or "no socket", remedy=remedy)
-
-
-def docker_addresses(docker_host: str, home: Path) -> list[str]:
-    """Where a daemon may listen: the given address alone, else the default sockets that exist."""
-    if docker_host:
-        return [docker_host]
-    sockets = [Path("/run/docker.sock"), Path("/var/run/docker.sock"), home / ".docker/run/docker.sock"]
-    sockets.append(Path(f"/run/user/{os.getuid()}/docker.sock"))
-    there = list({path.resolve(): f"unix://{path}" for path in sockets if path.exists()}.values())
-    return there or ["unix:///var/run/docker.sock"]
+    elsewhere = [path for path in other_sockets if path.is_socket()]
+    if elsewhere:
+        remedy = f"There is a socket at {elsewhere[0]}: set DOCKER_HOST=unix://{elsewhere[0]}"
+    try:
+        version = ping_docker(docker_host, deadline_s=DOCKER_DEADLINE_S)
+    except PermissionError:
+        reason = "permission denied"
+        remedy = "Let this user use Docker: sudo usermod -aG docker $USER, then log in again."
+    except TimeoutError:
+        reason = f"no answer within {DOCKER_DEADLINE_S:.0f} s"
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "strerror", None) or error)
+    else:
+        return Check(name="Docker", state="ok", found=f"answers at {docker_host} (API {version})")
+    return Check(name="Docker", state="warn", found=f"{docker_host}: {reason}", remedy=remedy)
 
 
 def ping_docker(address: str, *, deadline_s: float) -> str:
@@ -80,28 +70,31 @@ def ping_docker(address: str, *, deadline_s: float) -> str:
     return version[1].decode()
 
 
-def check_bubblewrap(program: str = "bwrap") -> Check:
-    """Start a real, empty sandbox: kernels, containers and AppArmor profiles may each forbid it."""
-    install = "sudo apt-get install bubblewrap (or your system's package manager)"
-    path = shutil.which(program)
-    if path is None:
-        return Check(name="bubblewrap", status="warn", found="not installed", remedy=f"Install it: {install}")
-    binds = [part for folder in ("/usr", "/bin", "/lib", "/lib64") for part in ("--ro-bind-try", folder, folder)]
-    command = [path, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *binds]
-    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "true"]
+def check_bubblewrap() -> Check:
+    """Start a real, empty process sandbox: kernels, containers and AppArmor profiles may each forbid it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, check=False)
+        command = box_argv(["true"], python_prefix="", disk_bytes=1 << 20)
+    except RuntimeUnavailable as error:
+        return Check(name="bubblewrap", state="warn", found=error.message, remedy=error.remedy)
+    return self_test(command)
+
+
+def self_test(command: Sequence[str]) -> Check:
+    """Whether `command`, a sandbox around nothing, ends well and in time."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=LAUNCH_ENV, timeout=COMMAND_DEADLINE_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        return Check(name="bubblewrap", status="warn", found="its self-test hangs", remedy="Use Docker sandboxes.")
+        return Check(name="bubblewrap", state="warn", found="its self-test hangs", remedy="Use Docker sandboxes.")
     if done.returncode == 0:
-        version = (run([path, "--version"]) or "").replace("bubblewrap", "").strip()
-        return Check(name="bubblewrap", status="ok", found=f"{version}; its self-test passed")
+        return Check(name="bubblewrap", state="ok", found="a process sandbox starts and ends")
     reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
     return Check(
         name="bubblewrap",
-        status="warn",
-        found=f"installed, but its self-test failed: {reason[0]}",
-        remedy="Allow user namespaces (next line); inside a container that means a less strict seccomp profile.",
+        state="warn",
+        found=f"installed, but a process sandbox does not start: {reason[0]}",
+        remedy="bubblewrap 0.8 or newer and user namespaces (next line) are needed; a container must permit them.",
     )
 
 
@@ -109,7 +102,7 @@ def check_user_namespaces(proc_sys: Path = Path("/proc/sys")) -> Check:
     """Unprivileged sandboxes stand on them. Root needs none."""
     name = "user namespaces"
     if not proc_sys.is_dir():
-        return Check(name=name, status="warn", found=f"{platform.system()} has none; process sandboxes need Linux")
+        return Check(name=name, state="warn", found=f"{platform.system()} has none; process sandboxes need Linux")
     switches = [
         ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
         ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
@@ -119,5 +112,5 @@ def check_user_namespaces(proc_sys: Path = Path("/proc/sys")) -> Check:
         with contextlib.suppress(OSError):
             if (proc_sys / file).read_text().strip() == forbids:
                 found = f"switched off by {file.replace('/', '.')} = {forbids}"
-                return Check(name=name, status="warn", found=found, remedy=f"sudo sysctl -w {allow}")
-    return Check(name=name, status="ok", found="allowed")
+                return Check(name=name, state="warn", found=found, remedy=f"sudo sysctl -w {allow}")
+    return Check(name=name, state="ok", found="allowed")

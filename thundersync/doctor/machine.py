@@ -23,16 +23,16 @@ def check_python() -> Check:
     running = platform.python_version()
     found = f"{running} ({sys.executable})"
     if (3, 11) <= sys.version_info[:2] <= (3, 14):
-        return Check(name="Python", status="ok", found=found)
-    return Check(name="Python", status="fail", found=found, remedy="thundersync and vLLM need Python 3.11 to 3.14.")
+        return Check(name="Python", state="ok", found=found)
+    return Check(name="Python", state="fail", found=found, remedy="thundersync and vLLM need Python 3.11 to 3.14.")
 
 
 def check_cores() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores >= 2:
-        return Check(name="cores", status="ok", found=f"{cores} usable")
+        return Check(name="cores", state="ok", found=f"{cores} usable")
     remedy = "Engine and trainer will share one core, so nothing overlaps; the results stay the same."
-    return Check(name="cores", status="warn", found="1 usable", remedy=remedy)
+    return Check(name="cores", state="warn", found="1 usable", remedy=remedy)
 
 
 def check_memory() -> Check:
@@ -46,21 +46,21 @@ def check_memory() -> Check:
     free = min(psutil.virtual_memory().available / GIB, usable)
     found = f"{free:.1f} of {usable:.1f} GiB free"
     if free >= MEMORY_GIB:
-        return Check(name="memory", status="ok", found=found)
+        return Check(name="memory", state="ok", found=found)
     remedy = f"The quickstart wants about {MEMORY_GIB:.0f} GiB; close something, or lower engine.kv_cache_gib."
-    return Check(name="memory", status="warn", found=found, remedy=remedy)
+    return Check(name="memory", state="warn", found=found, remedy=remedy)
 
 
 def check_shared_memory(folder: Path) -> Check:
     """Weights travel from the trainer to the engines through it."""
     if not folder.is_dir():
-        return Check(name="shared memory", status="warn", found=f"{folder} is missing", remedy="Mount a tmpfs there.")
+        return Check(name="shared memory", state="warn", found=f"{folder} is missing", remedy="Mount a tmpfs there.")
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free in {folder}"
     if usage.free >= SHM_GIB * GIB:
-        return Check(name="shared memory", status="ok", found=found)
+        return Check(name="shared memory", state="ok", found=found)
     remedy = "In a Docker container, start it with --shm-size=8g; elsewhere: sudo mount -o remount,size=8g /dev/shm"
-    return Check(name="shared memory", status="warn", found=found, remedy=remedy)
+    return Check(name="shared memory", state="warn", found=found, remedy=remedy)
 
 
 def check_disk(output_dir: Path) -> Check:
@@ -72,18 +72,18 @@ def check_disk(output_dir: Path) -> Check:
     found = f"{free:.1f} GiB free for {output_dir}"
     if not os.access(folder, os.W_OK):
         remedy = "Set output_dir to a folder that this user can write."
-        return Check(name="disk", status="fail", found=f"{folder} is not writable", remedy=remedy)
+        return Check(name="disk", state="fail", found=f"{folder} is not writable", remedy=remedy)
     if free >= DISK_GIB:
-        return Check(name="disk", status="ok", found=found)
+        return Check(name="disk", state="ok", found=found)
     remedy = "Checkpoints and rollouts need room: free some, lower ckpt.keep_last, or set output_dir to another disk."
-    return Check(name="disk", status="fail" if free < 1.0 else "warn", found=found, remedy=remedy)
+    return Check(name="disk", state="fail" if free < 1.0 else "warn", found=found, remedy=remedy)
 
 
 def check_open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}"
     if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES:
-        return Check(name="open files", status="ok", found=found)
+        return Check(name="open files", state="ok", found=found)
     reachable = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
     remedy = f"ulimit -n {OPEN_FILES}" if reachable else f"Raise the hard limit ({hard}) in /etc/security/limits.conf."
-    return Check(name="open files", status="warn", found=found, remedy=f"For many sandboxes at once: {remedy}")
+    return Check(name="open files", state="warn", found=found, remedy=f"For many sandboxes at once: {remedy}")

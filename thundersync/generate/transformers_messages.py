@@ -34,7 +34,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
 class Message(Struct, frozen=True, kw_only=True, tag=True, tag_field="kind"): ...
 
 
-class Ask(Message):
+class Ask(Message, frozen=True, kw_only=True):
     """Sample one reply."""
 
     number: int
@@ -45,26 +45,26 @@ class Ask(Message):
     stop: tuple[str, ...]
 
 
-class Abort(Message):
+class Abort(Message, frozen=True, kw_only=True):
     """Nobody waits for this request any more; it gets no answer."""
 
     number: int
 
 
-class Publish(Message):
+class Publish(Message, frozen=True, kw_only=True):
     """Become `version`. Only sent when no request is in flight."""
 
     arena: WeightArena
     version: int
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded as version 0."""
 
     max_concurrency: int
 
 
-class Answer(Message):
+class Answer(Message, frozen=True, kw_only=True):
     number: int
     token_ids: list[int]
     logprobs: list[float]
@@ -73,7 +73,7 @@ class Answer(Message):
     cached_tokens: int
 
 
-class Published(Message):
+class Published(Message, frozen=True, kw_only=True):
     """`faults` is empty when every weight has arrived."""
 
     version: int

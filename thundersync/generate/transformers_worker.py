@@ -164,7 +164,9 @@ def _take(model: Any, arena: Any) -> list[str]:
     with torch.no_grad():
         for name, view in views.items():
             parameters[name].copy_(view)
-    return [f"{spec.name} is stale" for spec in arena.tensors if tensor_checksum(parameters[spec.name]) != spec.checksum]
+    return [
+        f"{spec.name} is stale" for spec in arena.tensors if tensor_checksum(parameters[spec.name]) != spec.checksum
+    ]
 
 
 def main() -> None:

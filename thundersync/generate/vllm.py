@@ -26,8 +26,9 @@ from thundersync.generate.child import end_processes, log_tail
 from thundersync.generate.manifest import Manifest, read_manifest
 from thundersync.generate.meter import Meter
 from thundersync.generate.vllm_names import ARENA_FAULTS, PID_FILE, STALE_WEIGHTS
-from thundersync.generate.vllm_start import VllmSettings, start_llm
+from thundersync.generate.vllm_start import VllmSettings, VllmStart
 
+MOST_FOLDER_CHARS = 50
 PUBLISH_LIMIT_S = 600.0
 CLOSE_LIMIT_S = 10.0
 # The process holds nothing that its end could damage, so it is killed at once; only a tensor-parallel one has
@@ -96,7 +97,9 @@ class VllmGenerator:
     async def start(self) -> None:
         """Start the engine with the folder's weights as version 0. Raises: EngineFailed."""
         self._manifest = read_manifest(self._model_path)
-        self._folder = Path(tempfile.mkdtemp(prefix="ts-", dir="/tmp"))
+        # Sockets lie in it, and a Unix address holds 107 bytes.
+        short = len(tempfile.gettempdir()) <= MOST_FOLDER_CHARS
+        self._folder = Path(tempfile.mkdtemp(prefix="ts-", dir=None if short else "/tmp"))
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         settings = VllmSettings(
             model_path=str(self._model_path),
@@ -109,14 +112,14 @@ class VllmGenerator:
             log_path=str(self._log_path.resolve()),
             folder=str(self._folder),
         )
-        starting = asyncio.ensure_future(asyncio.to_thread(self._launch, settings))
+        start = VllmStart(settings)
+        starting = asyncio.ensure_future(asyncio.to_thread(self._launch, start))
         try:
             await asyncio.shield(starting)
             await self._llm.init_weight_transfer_engine(_init_request())
             await self._llm.update_weight_version(str(self._version))
         except asyncio.CancelledError:
-            # The thread cannot be cancelled; without its child it soon fails by itself.
-            await self._abandon(starting)
+            await self._abandon(start, starting)
             raise
         except Exception as error:
             await self.close()
@@ -205,10 +208,10 @@ class VllmGenerator:
             )
         return self._llm
 
-    def _launch(self, settings: VllmSettings) -> None:
+    def _launch(self, start: VllmStart) -> None:
         # Assigned, not returned: exceptions that vLLM keeps hold on to this thread's frames, and with them to what
         # they return, for ever.
-        self._llm = start_llm(settings)
+        self._llm = start.run()
 
     async def _run(self, llm: Any, prompt_ids: Sequence[int], parameters: Any, request_id: str) -> Any:
         from vllm.inputs import TokensPrompt
@@ -218,8 +221,8 @@ class VllmGenerator:
         output = None
         try:
             async with aclosing(llm.generate(prompt, parameters, request_id)) as outputs:
-                async for output in outputs:
-                    pass
+                async for final in outputs:  # only the last is sent
+                    output = final
         except EngineDeadError as error:
             raise self._died() from error
         except Exception as error:
@@ -265,7 +268,9 @@ class VllmGenerator:
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"arena": arena}))
         await self._llm.finish_weight_update(str(version))
-        faults = [f"{name} is stale" for name in _flat(await self._llm.collective_rpc(STALE_WEIGHTS, args=(arena, version)))]
+        faults = [
+            f"{name} is stale" for name in _flat(await self._llm.collective_rpc(STALE_WEIGHTS, args=(arena, version)))
+        ]
         if not await self._llm.reset_prefix_cache():
             faults.append("the prefix cache of the old weights could not be emptied")
         if not faults:
@@ -286,11 +291,11 @@ class VllmGenerator:
         except psutil.NoSuchProcess:
             return []
 
-    async def _abandon(self, starting: "asyncio.Future[None]") -> None:
+    async def _abandon(self, start: VllmStart, starting: "asyncio.Future[None]") -> None:
+        """A thread cannot be cancelled; without its child process it soon fails by itself."""
         deadline_s = time.monotonic() + CLOSE_LIMIT_S
         while not starting.done() and time.monotonic() < deadline_s:
-            # The child may not exist yet, so look again until the thread has noticed.
-            await end_processes(self._processes(), limit_s=CLOSE_LIMIT_S)
+            start.cancel()
             await asyncio.wait([starting], timeout=0.1)
         if starting.done() and not starting.cancelled():
             starting.exception()  # looked at, so that asyncio does not report it as forgotten

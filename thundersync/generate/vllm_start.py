@@ -4,9 +4,10 @@ vLLM is steered and steers others through environment variables; both are confin
 options; nothing of requests or publishing.
 """
 
-import gc
 import logging
+import multiprocessing
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,29 +41,55 @@ class VllmSettings(Struct, frozen=True, kw_only=True):
     """For sockets and everything temporary; short, since a Unix address holds 107 bytes. The caller removes it."""
 
 
-def start_llm(settings: VllmSettings) -> Any:
-    """Start the engine's process and return vLLM's `AsyncLLM`; takes 3 s (fork) to 10 s (spawn).
+class VllmStart:
+    """One start of an engine: `run` in a thread, `cancel` from anywhere."""
 
-    Forks when that is safe: on a CPU, and only while torch in this process has one thread, since a fork after a
-    multi-threaded region hangs for ever in the child. The caller wraps whatever this raises.
-    """
-    with _environment_lock, borrowed_environment(_environment(settings)), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._cancelled = False
+        self._others: set[int | None] | None = None
+        """While the start runs: this process's children that are not its."""
 
-        route_logs(settings.log_path)
-        on_cpu = current_platform.is_cpu()
-        config = AsyncEngineArgs(**_arguments(settings, on_cpu)).create_engine_config()
-        if on_cpu:
-            # vLLM has set `spawn` while it made the config.
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if torch.get_num_threads() == 1 else "spawn"
-        with _own_entry_point():
-            # What the child never touches again, its garbage collector need not walk.
-            gc.collect()
-            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    def run(self) -> Any:
+        """Start the engine's process and return vLLM's `AsyncLLM`; takes 3 s (fork) to 10 s (spawn).
+
+        Forks when that is safe: on a CPU, and only if torch in this process has had one thread from the beginning,
+        since a fork after a multi-threaded region hangs for ever in the child. The caller wraps whatever this raises.
+        """
+        # Torch sizes its thread pool when it is first loaded, so what counts is the environment of that moment.
+        one_thread = "torch" not in sys.modules or os.environ.get("OMP_NUM_THREADS") == "1"
+        with _environment_lock, borrowed_environment(_environment(self._settings)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torch
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            route_logs(self._settings.log_path)
+            on_cpu = current_platform.is_cpu()
+            config = AsyncEngineArgs(**_arguments(self._settings, on_cpu)).create_engine_config()
+            if on_cpu:
+                # vLLM has set `spawn` while it made the config.
+                method = "fork" if one_thread and torch.get_num_threads() == 1 else "spawn"
+                os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
+                logging.getLogger("vllm").info("thundersync starts the engine by %s", method)
+            self._others = {child.pid for child in multiprocessing.active_children()}
+            try:
+                with _own_entry_point():
+                    if self._cancelled:
+                        raise RuntimeError("the start was cancelled")
+                    return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+            finally:
+                self._others = None
+
+    def cancel(self) -> None:
+        """Kill the engine's process if there is one yet, so that `run` raises soon; call again until it has."""
+        self._cancelled = True
+        others = self._others
+        if others is not None:  # only one engine starts at a time, so every new EngineCore is ours
+            for child in multiprocessing.active_children():
+                if child.pid not in others and child.name.startswith("EngineCore"):
+                    child.kill()
 
 
 @contextmanager
@@ -96,7 +123,7 @@ def route_logs(path: str) -> None:
 
 @contextmanager
 def _own_entry_point() -> Iterator[None]:
-    """Let vLLM's process manager start `vllm_worker.run_engine_core`, which tames the process and calls the original."""
+    """Let vLLM's process manager start `vllm_worker.run_engine_core`, which tames the process and calls vLLM's own."""
     from vllm.v1.engine.core import EngineCoreProc
 
     from thundersync.generate.vllm_worker import run_engine_core

@@ -1,7 +1,7 @@
 """The part of us that lives inside vLLM's processes: starting them tamely, taking weights, proving they arrived.
 
-vLLM imports this module by name in every worker process. It adds the weight-transfer backend `thundersync_shm` and two methods
-that the coordinator calls through `collective_rpc`. Knows vLLM's modules; nothing of policy versions.
+vLLM imports this module by name in every worker process. It adds the weight-transfer backend `thundersync_shm` and
+two methods that the coordinator calls through `collective_rpc`. Knows vLLM's modules; nothing of policy versions.
 """
 
 import os
@@ -60,17 +60,17 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
 
 
 @dataclass
-class ShmInit(WeightTransferInitInfo):
+class ShmInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing to agree on beforehand: every update names its arena."""
 
 
 @dataclass
-class ShmUpdate(WeightTransferUpdateInfo):
+class ShmUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     arena: dict[str, Any]
     """A `WeightArena`, as plain values."""
 
 
-class ShmWeightTransfer(WeightTransferEngine[ShmInit, ShmUpdate]):
+class ShmWeightTransfer(WeightTransferEngine[ShmInit, ShmUpdate]):  # type: ignore[misc]
     """vLLM's weight-transfer interface over the shared arena. Reads host memory, so it serves any device."""
 
     init_info_cls = ShmInit
@@ -157,9 +157,7 @@ def _checkpoint_names(path: str, kind: str, packed: dict[str, list[str]]) -> lis
     return [f"{prefix}{name}.{kind}" for name in packed.get(last, [last])]
 
 
-def _stale_plain(
-    tensor: torch.Tensor, parts: dict[str, torch.Tensor], checksums: dict[str, str]
-) -> Iterator[str]:
+def _stale_plain(tensor: torch.Tensor, parts: dict[str, torch.Tensor], checksums: dict[str, str]) -> Iterator[str]:
     if tensor.shape[0] < sum(part.shape[0] for part in parts.values()):
         return  # a tensor-parallel shard: its rows are not the checkpoint's
     start = 0
@@ -175,9 +173,7 @@ def _stale_plain(
         yield name
 
 
-def _stale_packed(
-    module: Any, parts: dict[str, torch.Tensor], columns: torch.Generator
-) -> Iterator[str]:
+def _stale_packed(module: Any, parts: dict[str, torch.Tensor], columns: torch.Generator) -> Iterator[str]:
     width = next(iter(parts.values())).shape[1]
     chosen = torch.randperm(width, generator=columns)[:PROBE_COLUMNS]
     one_hot = torch.zeros(len(chosen), width, dtype=next(iter(parts.values())).dtype)

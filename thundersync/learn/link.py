@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -46,9 +47,8 @@ class WorkerLink:
         self._turn = asyncio.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(m.AnyReply)
-        self.busy_s = 0.0
-        """Seconds spent in calls so far: the worker is busy or its message is on the way."""
-        self.busy_since: float | None = None
+        self._busy_s = 0.0
+        self._busy_since_s: float | None = None
 
     @property
     def pid(self) -> int:
@@ -77,20 +77,23 @@ class WorkerLink:
     async def call(self, request: m.AnyRequest, expected: type[R], *, limit_s: float) -> R:
         """Send `request`, wait for its reply. Raises WorkerLost when the worker dies, breaks, or exceeds `limit_s`."""
         async with self._turn:
-            loop = asyncio.get_running_loop()
-            self.busy_since = began = loop.time()
+            self._busy_since_s = began_s = time.monotonic()
             try:
                 await self._socket.send_multipart((self._peer, self._encoder.encode(request)))
                 _, payload = await self._receive(limit_s, type(request).__name__)
             finally:
-                self.busy_s += loop.time() - began
-                self.busy_since = None
+                self._busy_s += time.monotonic() - began_s
+                self._busy_since_s = None
         reply = self._decoder.decode(payload)
         if isinstance(reply, expected):
             return reply
         if isinstance(reply, m.Broken):
             raise self._lost(f"broke on {type(request).__name__}: {reply.error}")
         raise self._lost(f"answered {type(reply).__name__} to {type(request).__name__}")
+
+    def busy_so_far_s(self, now_s: float) -> float:
+        """Seconds spent in calls since the start: the worker computes, or its message is on the way."""
+        return self._busy_s + (now_s - self._busy_since_s if self._busy_since_s is not None else 0.0)
 
     async def close(self) -> None:
         """End the process, politely first, and remove its socket. Idempotent, bounded."""

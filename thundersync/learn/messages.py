@@ -15,7 +15,7 @@ class Request(Struct, frozen=True, kw_only=True, tag_field="kind"):
     """From the coordinator."""
 
 
-class Setup(Request, tag="setup"):
+class Setup(Request, frozen=True, kw_only=True, tag="setup"):
     """Load the policy and be ready; with `checkpoint`, continue from it."""
 
     model_path: str
@@ -40,7 +40,7 @@ class Setup(Request, tag="setup"):
     checkpoint: str = ""
 
 
-class OpenStep(Request, tag="open_step"):
+class OpenStep(Request, frozen=True, kw_only=True, tag="open_step"):
     """A new step: its sum is zero, and all its prompts begin with `prefix` (may be empty)."""
 
     prefix: list[int]
@@ -57,7 +57,7 @@ class Row(Struct, frozen=True, kw_only=True):
     """On each sampled token: length normalisation, times the advantage if that is known."""
 
 
-class RunPass(Request, tag="run_pass"):
+class RunPass(Request, frozen=True, kw_only=True, tag="run_pass"):
     """One forward and backward over rows of one group."""
 
     group_id: str
@@ -70,36 +70,36 @@ class RunPass(Request, tag="run_pass"):
     base: float
 
 
-class CloseGroup(Request, tag="close_group"):
+class CloseGroup(Request, frozen=True, kw_only=True, tag="close_group"):
     """Join the group's parts into the step's sum (None: throw them away), then pull its prompt."""
 
     group_id: str
     join: JoinScalars | None
 
 
-class Commit(Request, tag="commit"):
+class Commit(Request, frozen=True, kw_only=True, tag="commit"):
     """The one optimizer step: minimised loss = -scale x (the step's sum). Then write the arena."""
 
     scale: float
 
 
-class Discard(Request, tag="discard"):
+class Discard(Request, frozen=True, kw_only=True, tag="discard"):
     """End the step without an optimizer step."""
 
 
-class Score(Request, tag="score"):
+class Score(Request, frozen=True, kw_only=True, tag="score"):
     """The trainer's own log-probabilities of `token_ids` [T]: an audit, it changes nothing."""
 
     token_ids: list[int]
 
 
-class Save(Request, tag="save"):
+class Save(Request, frozen=True, kw_only=True, tag="save"):
     """Write the model (HF format) and the optimizer's state into the folder `path`."""
 
     path: str
 
 
-class Stop(Request, tag="stop"):
+class Stop(Request, frozen=True, kw_only=True, tag="stop"):
     """End the process."""
 
 
@@ -110,7 +110,7 @@ class Reply(Struct, frozen=True, kw_only=True, tag_field="kind"):
     """From a worker."""
 
 
-class Ready(Reply, tag="ready"):
+class Ready(Reply, frozen=True, kw_only=True, tag="ready"):
     parameters: int
     shares_prompts: bool
     """False: the model cannot be cut into blocks, so each row runs whole (exact, only slower)."""
@@ -118,7 +118,7 @@ class Ready(Reply, tag="ready"):
     device: str
 
 
-class PassReport(Reply, tag="pass_report"):
+class PassReport(Reply, frozen=True, kw_only=True, tag="pass_report"):
     """Sums over the pass; `mismatch` is |trainer - engine logprob| in nats."""
 
     busy_s: float
@@ -131,11 +131,11 @@ class PassReport(Reply, tag="pass_report"):
     """Gradient parts this worker holds now."""
 
 
-class Done(Reply, tag="done"):
+class Done(Reply, frozen=True, kw_only=True, tag="done"):
     busy_s: float = 0.0
 
 
-class Committed(Reply, tag="committed"):
+class Committed(Reply, frozen=True, kw_only=True, tag="committed"):
     finite: bool
     """False: the gradient was not finite; nothing was changed."""
     grad_norm: float
@@ -146,12 +146,12 @@ class Committed(Reply, tag="committed"):
     arena: WeightArena
 
 
-class Scores(Reply, tag="scores"):
+class Scores(Reply, frozen=True, kw_only=True, tag="scores"):
     logprobs: list[float]
     """[T - 1]: of token 1 given token 0, and so on."""
 
 
-class Broken(Reply, tag="broken"):
+class Broken(Reply, frozen=True, kw_only=True, tag="broken"):
     """The worker met an exception and ends."""
 
     error: str

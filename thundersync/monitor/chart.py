@@ -1,6 +1,5 @@
 """A bar chart in block characters. Numbers in, rows of single-cell characters out; no colours, no library."""
 
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -21,12 +20,13 @@ def columns(
         first, reached = place(index, total=total, width=width)
         # A gap sets wide bars apart; narrow ones would lose too much.
         for cell in range(first, min(width, reached - (reached - first >= 3))):
-            if math.isfinite(value):
+            if abs(value) < 1e12:  # NaN and infinity are no bars
                 bins[cell].append(value)
+    end = place(total - 1, total=total, width=width)[1]
     grid = [[" "] * width for _ in range(rows)]
     for cell, inside in enumerate(bins):
         if not inside:
-            grid[-1][cell] = " " if cell < reached else "·"
+            grid[-1][cell] = "·" if reached <= cell < end else " "
             continue
         share = min(1.0, max(0.0, (statistics.fmean(inside) - low) / (high - low)))
         eighths = max(1, round(share * rows * 8))

@@ -1,40 +1,36 @@
 """The picture of a run for a terminal: a `RunView` in, lines of exactly one width out.
 
-Between the state and the screen. Every state has a shape and a colour of its own (Okabe and Ito's, told apart by
-colour-blind eyes), so either alone is enough. It knows nothing of sockets, time or the terminal itself.
+Between the state and the screen. It knows nothing of sockets, time or the terminal itself.
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 
 from rich.text import Text
 
 from thundersync.monitor.chart import columns, place
-from thundersync.monitor.state import GroupRow, RolloutState, RunView
-
-SKY, ORANGE, GREEN, YELLOW, BLUE, RED, PURPLE = (
-    "#56b4e9", "#e69f00", "#2bb583", "#f0e442", "#4f9be8", "#ff7a3d", "#d68fb8",
-)  # fmt: skip
-DIM, LINE = "#8a8f98", "#5c6370"
-
-GLYPHS: dict[RolloutState, tuple[str, str, str]] = {
-    RolloutState.WAITING: ("·", DIM, "wait"),
-    RolloutState.GENERATING: ("▸", SKY, "generate"),
-    RolloutState.TOOL: ("$", ORANGE, "tool"),
-    RolloutState.SCORING: ("?", YELLOW, "score"),
-    RolloutState.QUEUED: ("◇", PURPLE, "queue"),
-    RolloutState.BACKWARD: ("◆", f"bold {PURPLE}", "backward"),
-    RolloutState.DONE: ("●", GREEN, "done"),
-    RolloutState.SKIPPED: ("=", DIM, "flat"),
-    RolloutState.FAILED: ("×", f"bold {RED}", "fail"),
-    RolloutState.RETRY: ("↻", RED, "retry"),
-}
-_LEVELS = "▁▂▃▄▅▆▇█"
+from thundersync.monitor.groups import group_lines
+from thundersync.monitor.shapes import (
+    BLUE,
+    DIM,
+    GLYPHS,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    YELLOW,
+    Frame,
+    bar,
+    boxed,
+    one_line,
+    rule,
+)
+from thundersync.monitor.state import RolloutState, RunView
 
 
-def render(view: RunView, *, now_s: float, width: int = 80, height: int = 23) -> Text:
+def render(view: RunView, *, now_s: float, width: int = 80, height: int = 23) -> Frame:
     """The panel: at most `height` lines (18 or more are needed), each of `width` cells (60 or more).
 
     `now_s` is Unix time, for what has passed and what is left.
@@ -46,26 +42,28 @@ def render(view: RunView, *, now_s: float, width: int = 80, height: int = 23) ->
     free = max(18, height) - 9 - len(machines) - len(foot)
     wanted = max(1, len(view.groups))
     chart_rows = max(3, min(8, free - wanted))
-    groups = _groups(view, inner, max(1, min(wanted, free - chart_rows)))
+    groups = group_lines(view, inner, max(1, min(wanted, free - chart_rows)))
     lines = [
-        _rule(_title(view), width, "╭╮", right=_what(view, inner)),
-        _boxed(_progress(view, now_s, inner), width),
-        _rule(_label("groups"), width, "├┤", right=_group_counts(view)),
-        *[_boxed(line, width) for line in groups],
-        _rule(_label("machines"), width, "├┤", right=Text("filled = busy", DIM)),
-        *[_boxed(line, width) for line in machines],
-        _rule(_label("reward"), width, "├┤", right=_chart_legend(view)),
-        *[_boxed(line, width) for line in _chart(view, inner, chart_rows)],
-        _rule(Text(), width, "├┤"),
-        *[_boxed(line, width) for line in foot],
-        _boxed(_legend(), width),
-        _rule(Text(), width, "╰╯"),
+        rule(_title(view), width, "╭╮", right=_what(view, inner)),
+        boxed(_progress(view, now_s, inner), width),
+        rule(_label("groups"), width, "├┤", right=_group_counts(view)),
+        *[boxed(line, width) for line in groups],
+        rule(_label("machines"), width, "├┤", right=Text("busy, the whole run" if view.finished else "busy now", DIM)),
+        *[boxed(line, width) for line in machines],
+        rule(_label("reward"), width, "├┤", right=_chart_legend(view)),
+        *[boxed(line, width) for line in _chart(view, inner, chart_rows)],
+        rule(Text(), width, "├┤"),
+        *[boxed(line, width) for line in foot],
+        boxed(_legend(), width),
+        rule(Text(), width, "╰╯"),
     ]
-    return Text("\n", no_wrap=True, overflow="crop", end="").join(lines)
+    return Frame(lines)
 
 
 def span(seconds: float) -> str:
     """A duration as people say it: `42s`, `6m 10s`, `2h 05m`."""
+    if not math.isfinite(seconds):
+        return "?"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -114,7 +112,7 @@ def _progress(view: RunView, now_s: float, inner: int) -> Text:
     rollouts = [row for group in view.groups.values() for row in group.rollouts.values()]
     over = (RolloutState.DONE, RolloutState.SKIPPED, RolloutState.FAILED)
     part = sum(row.state in over for row in rollouts) / len(rollouts) if ongoing and rollouts else 0.0
-    return left + _bar((view.made + part) / max(1, view.max_steps), room, colour, "━", "─") + right
+    return left + bar((view.made + part) / max(1, view.max_steps), room, colour, "━", "─") + right
 
 
 def _group_counts(view: RunView) -> Text:
@@ -124,88 +122,10 @@ def _group_counts(view: RunView) -> Text:
     return Text(f"{closed} of {len(view.groups)} closed", DIM)
 
 
-def _groups(view: RunView, inner: int, rows: int) -> list[Text]:
-    if not view.groups:
-        text = "loading the model, preparing the sandboxes" if view.phase == "starting" else "no step is open"
-        return [Text(text, DIM)]
-    groups, rest = list(view.groups.values()), Counter[str]()
-    if len(groups) > rows:
-        # The ones where something happens are shown, in their own order; the others are counted.
-        ranked = sorted(range(len(groups)), key=lambda index: (_quiet(groups[index]), index))
-        shown = sorted(ranked[: rows - 1])
-        rest = Counter(("moving", "waiting", "closed")[_quiet(groups[index])] for index in ranked[rows - 1 :])
-        groups = [groups[index] for index in shown]
-    lines = [_group(group, inner) for group in groups]
-    if rest:
-        text = ", ".join(f"{count} {word}" for word, count in rest.items())
-        lines.append(Text(f"and {rest.total()} more: {text}", DIM))
-    return lines
-
-
-def _quiet(group: GroupRow) -> int:
-    if group.closed:
-        return 2
-    return int(all(row.state is RolloutState.WAITING for row in group.rollouts.values()))
-
-
-def _group(group: GroupRow, inner: int) -> Text:
-    name = max(12, min(26, inner - 50))
-    strip = max(8, (inner - name - 26) // 2)
-    line = Text().append(_fit(group.task_id, name), DIM if group.closed else "")
-    line.append("  ").append_text(_states(group, strip)).append("  ").append_text(_rewards(group, strip)).append("  ")
-    rewards = group.rewards
-    line.append(f"{statistics.fmean(rewards):6.2f}" if rewards else "     –", "bold" if group.closed else DIM)
-    return line.append("  ").append_text(_verdict(group))
-
-
-def _states(group: GroupRow, room: int) -> Text:
-    rows = list(group.rollouts.values())
-    line = Text()
-    if len(rows) <= room:
-        for row in rows:
-            line.append(GLYPHS[row.state][0], GLYPHS[row.state][1])
-    else:
-        for state, count in Counter(row.state for row in rows).most_common():
-            part = Text(f"{GLYPHS[state][0]}{count} ", GLYPHS[state][1])
-            if line.cell_len + part.cell_len <= room + 1:
-                line.append_text(part)
-    return _padded(line, min(room, max(8, len(rows))))
-
-
-def _rewards(group: GroupRow, room: int) -> Text:
-    rows = list(group.rollouts.values())
-    if len(rows) > room:
-        rewards = group.rewards
-        text = f"{min(rewards):.2f} to {max(rewards):.2f}" if rewards else ""
-        return _padded(Text(text, BLUE), min(room, len(rows)))
-    low, high = min([0.0, *group.rewards]), max([1.0, *group.rewards])
-    line = Text()
-    for row in rows:
-        if row.reward is None or not math.isfinite(row.reward):
-            line.append(" ")
-        else:
-            line.append(_LEVELS[round((row.reward - low) / (high - low) * 7)], BLUE)
-    return _padded(line, min(room, max(8, len(rows))))
-
-
-def _verdict(group: GroupRow) -> Text:
-    if group.dropped:
-        return Text("× dropped", RED)
-    if group.flat:
-        return Text("= flat", DIM)
-    if group.closed:
-        return Text("✓ closed", GREEN)
-    turns = [row.turn for row in group.rollouts.values() if row.state in (RolloutState.GENERATING, RolloutState.TOOL)]
-    if not turns:
-        return Text()
-    first, last = min(turns) + 1, max(turns) + 1
-    return Text(f"turn {first}" if first == last else f"turn {first}–{last}", DIM)
-
-
 def _engines(view: RunView, inner: int) -> Text:
     gauges = view.gauges
-    if gauges is None:
-        return _machine("engines", None, inner, SKY, "")
+    if gauges is None or view.finished is not None:
+        return _machine("engines", view.share("engine_busy"), inner, SKY, "")
     tokens = f"{gauges.tokens_per_s:,.0f} tok/s".replace(",", " ")
     facts = f"▸ {gauges.generate_running} generating  $ {gauges.tools_running} tools  {tokens}"
     return _machine("engines", gauges.engine_busy, inner, SKY, facts)
@@ -213,8 +133,8 @@ def _engines(view: RunView, inner: int) -> Text:
 
 def _trainer(view: RunView, inner: int) -> Text:
     gauges = view.gauges
-    if gauges is None:
-        return _machine("trainer", None, inner, PURPLE, "")
+    if gauges is None or view.finished is not None:
+        return _machine("trainer", view.share("trainer_busy"), inner, PURPLE, "")
     tokens = sum(each.tokens for each in view.passes.values())
     now = f"◆ {tokens:,} tokens".replace(",", " ") if view.passes else "◆ idle"
     queue = view.count(RolloutState.QUEUED)
@@ -223,7 +143,7 @@ def _trainer(view: RunView, inner: int) -> Text:
 
 
 def _machine(name: str, busy: float | None, inner: int, colour: str, facts: str) -> Text:
-    line = Text.assemble((f"{name}  ", "bold"), _bar(busy or 0.0, max(8, min(40, inner - 62)), colour, "█", "░"))
+    line = Text.assemble((f"{name}  ", "bold"), bar(busy or 0.0, max(8, min(40, inner - 62)), colour, "█", "░"))
     line.append(f" {busy:4.0%}" if busy is not None and math.isfinite(busy) else "    –", f"bold {colour}")
     return line.append(f"  {facts}")
 
@@ -242,7 +162,7 @@ def _chart(view: RunView, inner: int, rows: int) -> list[Text]:
     values = view.curve()
     total = max(view.max_steps, view.made, 1)
     offset = max(0, view.made - len(values))
-    known = [value for value in [*values, *(each.reward_mean for each in view.evals)] if math.isfinite(value)]
+    known = [value for value in [*values, *(each.reward_mean for each in view.evals)] if abs(value) < 1e12]
     low, high = min([0.0, *known]), max(known, default=1.0)
     # A scale that jumps rarely: the picture of a step should still be true in the next one.
     high = next((top for top in (0.25, 0.5, 1.0) if high <= top), high)
@@ -250,7 +170,7 @@ def _chart(view: RunView, inner: int, rows: int) -> list[Text]:
     bars = columns(values, total=total, offset=offset, width=room, rows=rows, low=low, high=high)
     marks: set[tuple[int, int]] = set()
     for each in view.evals:
-        if math.isfinite(each.reward_mean):
+        if low <= each.reward_mean <= high:
             row = min(rows - 1, int((each.reward_mean - low) / (high - low) * rows))
             marks.add((rows - 1 - row, min(room - 1, place(each.policy_version, total=total, width=room)[0])))
     lines = []
@@ -268,9 +188,7 @@ def _last_commit(view: RunView) -> Text:
     if not view.commits:
         return Text("no commit yet", DIM)
     commit = view.commits[-1]
-    return Text.assemble(
-        ("commit ", DIM), (f"{commit.step}", "bold"), f"  {commit_facts(commit.metrics, commit.empty)}"
-    )
+    return Text.assemble(("commit ", DIM), (f"{view.made}", "bold"), f"  {commit_facts(commit.metrics, commit.empty)}")
 
 
 def commit_facts(metrics: dict[str, float], empty: bool) -> str:
@@ -283,14 +201,14 @@ def commit_facts(metrics: dict[str, float], empty: bool) -> str:
         ("grad_norm", " grad {:.2g}"),
         ("mismatch_mean", " mismatch {:.2g}"),
     )
-    facts = " ".join(form.format(metrics[key]) for key, form in forms if key in metrics)
+    facts = " ".join(form.format(metrics[key]) for key, form in forms if math.isfinite(metrics.get(key, math.nan)))
     return f"{facts}  empty: no update" if empty else facts
 
 
 def _last_warning(view: RunView) -> Text | None:
     if view.finished is not None and not view.finished.ok:
-        return Text(f"× {_one_line(view.finished.reason)}", f"bold {RED}")
-    return Text(f"! {_one_line(view.warnings[-1].text)}", YELLOW) if view.warnings else None
+        return Text(f"× {one_line(view.finished.reason)}", f"bold {RED}")
+    return Text(f"! {one_line(view.warnings[-1].text)}", YELLOW) if view.warnings else None
 
 
 def _legend() -> Text:
@@ -300,41 +218,3 @@ def _legend() -> Text:
 
 def _label(word: str) -> Text:
     return Text(word, "bold")
-
-
-def _bar(share: float, width: int, colour: str, full: str, empty: str) -> Text:
-    filled = round(min(1.0, max(0.0, share if math.isfinite(share) else 0.0)) * width)
-    return Text.assemble((full * filled, colour), (empty * (width - filled), LINE))
-
-
-def _rule(left: Text, width: int, ends: str, *, right: Text | None = None) -> Text:
-    """A horizontal line with words in it; the right ones are cut first."""
-    line = Text().append(f"{ends[0]}─", LINE)
-    if left.plain:
-        left.truncate(width - 8, overflow="ellipsis")
-        line.append(" ").append_text(left).append(" ")
-    tail = Text().append(f"─{ends[1]}", LINE)
-    room = width - line.cell_len - tail.cell_len
-    if right is not None and right.plain and room >= 8:
-        right.truncate(room - 4, overflow="ellipsis")
-        tail = Text.assemble(" ", right, " ", tail)
-    return line.append("─" * (width - line.cell_len - tail.cell_len), LINE).append_text(tail)
-
-
-def _boxed(line: Text, width: int) -> Text:
-    return Text.assemble(("│ ", LINE), _padded(line, width - 4), (" │", LINE))
-
-
-def _padded(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis", pad=True)
-    return line
-
-
-def _fit(word: str, width: int) -> str:
-    text = Text(_one_line(word))
-    text.truncate(width, overflow="ellipsis", pad=True)
-    return text.plain
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -29,7 +29,8 @@ from thundersync.monitor.events import (
     Warned,
     to_line,
 )
-from thundersync.monitor.panel import BLUE, DIM, GREEN, ORANGE, RED, commit_facts, render, rewards_text, span
+from thundersync.monitor.panel import commit_facts, render, rewards_text, span
+from thundersync.monitor.shapes import BLUE, DIM, GREEN, ORANGE, RED, Frame
 from thundersync.monitor.state import RunView
 
 _FRAMES_PER_S = 8
@@ -125,29 +126,43 @@ def summary(view: RunView) -> RenderableType:
         lines.append(_row("train reward", text.append(f"  (first and last {some} steps)" if some > 1 else "", DIM)))
     if shares := _shares(view):
         lines.append(_row("time", Text("  ".join(f"{word} {share:.0%}" for word, share in shares.items()))))
-    lines.append(_row("files", Text(f"{folder}/  metrics.jsonl  events.jsonl  rollouts/  checkpoints/")))
+    lines.append(_row("files", Text(f"{folder}/ (config, events, metrics, rollouts)")))
     if view.checkpoint is not None:
         lines.append(_row("model", Text(view.checkpoint.path)))
     return Group(*lines)
 
 
 async def _panel(target: str, view: RunView, console: Console) -> None:
-    def frame(now_s: float) -> Text:
+    def frame(now_s: float) -> Frame:
         return render(view, now_s=now_s, width=console.width, height=console.height - 1)
 
     follower = asyncio.create_task(_follow(target, view), name="monitor")
     try:
-        with Live(frame(time.time()), console=console, auto_refresh=False, vertical_overflow="crop") as live:
-            while not follower.done():
-                await asyncio.wait({follower}, timeout=1 / _FRAMES_PER_S)
-                # Writing to a terminal may block; the run shares this loop.
-                await asyncio.to_thread(live.update, frame(max(view.at_s, time.time())), refresh=True)
-            if follower.exception() is None:
-                live.update(frame(view.at_s), refresh=True)
+        await asyncio.wait({follower}, timeout=0.3)  # a wrong target is an error message, not an empty panel
+        if not follower.done() or follower.exception() is None:
+            with Live(frame(view.at_s), console=console, auto_refresh=False, vertical_overflow="crop") as live:
+                drawn = ""
+                while not follower.done():
+                    await asyncio.wait({follower}, timeout=1 / _FRAMES_PER_S)
+                    picture = frame(max(view.at_s, time.time()))
+                    if picture.plain != drawn:
+                        drawn = picture.plain
+                        await _draw(live, picture)
+                await _draw(live, frame(view.at_s))
     finally:
         follower.cancel()
         await asyncio.wait({follower})
     follower.result()
+
+
+async def _draw(live: Live, picture: Frame) -> None:
+    """In a thread: a terminal may take its time, and the run shares this loop."""
+    drawing = asyncio.create_task(asyncio.to_thread(live.update, picture, refresh=True))
+    try:
+        await asyncio.shield(drawing)
+    except asyncio.CancelledError:
+        await asyncio.wait({drawing}, timeout=1.0)  # else it would draw over what comes after the panel
+        raise
 
 
 async def _follow(target: str, view: RunView) -> None:

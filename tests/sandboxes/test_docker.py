@@ -1,0 +1,108 @@
+"""What only Docker can show: limits as the daemon sees them, leftovers of dead owners, daemons that are not there."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandboxes import Command, DockerRuntime, RuntimeUnavailable, SandboxGone, SandboxSpec, choose
+from sandboxes.owner import Owner
+from tests.docker_daemon import BASE_IMAGE, DockerDaemon
+
+
+def dead_owner() -> Owner:
+    """This machine and boot, but a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    here = Owner.current()
+    return Owner(pid=child.pid, started="1", boot=here.boot, host=here.host)
+
+
+@pytest.mark.docker
+async def test_the_daemon_was_given_every_limit(docker_daemon: DockerDaemon) -> None:
+    runtime = DockerRuntime(docker_daemon.host, labels={"run": "r1"})
+    spec = SandboxSpec(image=BASE_IMAGE, cpus=0.5, memory_mib=300, pids=99, labels={"task": "t1"})
+    sandbox = await runtime.start(spec)
+    form = (
+        "{{.HostConfig.NanoCpus}} {{.HostConfig.Memory}} {{.HostConfig.MemorySwap}} {{.HostConfig.PidsLimit}} "
+        "{{.HostConfig.NetworkMode}} {{.HostConfig.AutoRemove}} {{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} "
+        '{{index .Config.Labels "run"}} {{index .Config.Labels "task"}}'
+    )
+    told = docker_daemon.docker("inspect", "-f", form, sandbox.sandbox_id).split()
+    bytes_ = str(300 << 20)
+    assert told == ["500000000", bytes_, bytes_, "99", "none", "true", "[ALL]", "[no-new-privileges]", "r1", "t1"]
+    await runtime.close()
+
+
+@pytest.mark.docker
+async def test_reap_removes_what_dead_owners_left_and_only_that(docker_daemon: DockerDaemon) -> None:
+    def leftover(name: str, owner: Owner, label: str) -> None:
+        labels = {**owner.labels(), "thundersync.sandbox": name, "run": label}
+        flags = [flag for key, value in labels.items() for flag in ("--label", f"{key}={value}")]
+        docker_daemon.docker("create", "--name", name, *flags, BASE_IMAGE, "true")
+
+    elsewhere = Owner(pid=1, started="1", boot="b", host="another-machine")
+    for name, owner, label in (
+        ("dead", dead_owner(), "mine"),
+        ("dead-of-another-run", dead_owner(), "other"),
+        ("alive", Owner.current(), "mine"),
+        ("elsewhere", elsewhere, "mine"),
+    ):
+        leftover(name, owner, label)
+    docker_daemon.docker("create", "--name", "foreign", "--label", "run=mine", BASE_IMAGE, "true")
+    runtime = DockerRuntime(docker_daemon.host)
+    assert await runtime.reap({"run": "mine"}) == 1
+    assert await runtime.reap({"run": "mine"}) == 0
+    names = set(docker_daemon.docker("ps", "-a", "--format", "{{.Names}}").split())
+    assert {"dead-of-another-run", "alive", "elsewhere", "foreign"} <= names and "dead" not in names
+    assert await runtime.reap({}) == 1
+    docker_daemon.docker("rm", "alive", "elsewhere", "foreign")
+    await runtime.close()
+
+
+@pytest.mark.docker
+async def test_a_container_that_is_removed_from_outside_is_gone_and_closes(docker_daemon: DockerDaemon) -> None:
+    runtime = DockerRuntime(docker_daemon.host)
+    sandbox = await runtime.start(SandboxSpec(image=BASE_IMAGE))
+    docker_daemon.docker("rm", "-f", sandbox.sandbox_id)
+    with pytest.raises(SandboxGone):
+        await sandbox.run(Command(script="true"))
+    await sandbox.close()
+    await runtime.close()
+
+
+@pytest.mark.docker
+async def test_auto_prefers_docker_where_it_answers(docker_host: str) -> None:
+    runtime = await choose("auto", docker_host=docker_host)
+    assert runtime.name == "docker" and "containers" in runtime.isolation
+    await runtime.close()
+
+
+@pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:1", "ftp://x", "nonsense"])
+async def test_an_absent_daemon_is_one_error_with_a_remedy(host: str) -> None:
+    with pytest.raises(RuntimeUnavailable) as caught:
+        await choose("docker", docker_host=host)
+    assert caught.value.remedy and host in str(caught.value)
+
+
+async def test_a_stranger_behind_the_socket_is_told_too(tmp_path: Path) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: text/plain\r\n\r\nhi")
+        writer.close()
+
+    server = await asyncio.start_unix_server(babble, tmp_path / "s")
+    with pytest.raises(RuntimeUnavailable):
+        await choose("docker", docker_host=f"unix://{tmp_path}/s")
+    server.close()
+
+
+async def test_auto_falls_back_to_boxes_and_docker_alone_never_does() -> None:
+    try:
+        runtime = await choose("auto", docker_host="unix:///nowhere/docker.sock")
+    except RuntimeUnavailable as error:
+        assert "bubblewrap" in str(error) or "process sandboxes" in str(error)
+    else:
+        assert runtime.name == "process" and "bubblewrap" in runtime.isolation
+        await runtime.close()

@@ -1,0 +1,111 @@
+"""`python -m thundersync`: the commands. Each is a few lines; what they do lives elsewhere. Imports wait until needed,
+so that `--help` and a wrong configuration answer at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    name="thundersync",
+    help="Gradient streaming for LLM agents: each rollout's backward starts when its reward lands.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+ConfigPath = Annotated[Path, typer.Argument(help="A TOML file, e.g. configs/quickstart.toml", metavar="CONFIG")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Change one setting, e.g. --set optim.lr=1e-5", metavar="KEY=VALUE")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a panel.")]
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and start nothing.")] = False,
+    plain: Plain = False,
+) -> None:
+    """Train an agent."""
+    from thundersync.config_file import read_config
+    from thundersync.dry_run import describe, units
+    from thundersync.session import check, train
+
+    console = Console()
+
+    def work() -> int:
+        loaded = read_config(config, set_ or ())
+        for note in loaded.notes:
+            console.print(f"[dim]note: {note}[/]")
+        if dry_run:
+            console.print(describe(loaded.config), markup=False, highlight=False, soft_wrap=True)
+            return 0
+        console.print(units(loaded.config), markup=False, highlight=False)
+        return train(loaded.config, resume=resume, plain=plain, console=console)
+
+    raise typer.Exit(check(work, console))
+
+
+@app.command(name="eval")
+def evaluate(
+    config: ConfigPath,
+    set_: Overrides = None,
+    model: Annotated[str, typer.Option(help="A checkpoint folder or any model name instead of model.name.")] = "",
+    plain: Plain = False,
+) -> None:
+    """Evaluate a model on the [eval] tasks."""
+    from thundersync.config_file import read_config
+    from thundersync.session import check, evaluate_once
+
+    console = Console()
+    overrides = [*(set_ or ()), *([f"model.name={model}"] if model else [])]
+    work = lambda: evaluate_once(read_config(config, overrides).config, plain=plain, console=console)  # noqa: E731
+    raise typer.Exit(check(work, console))
+
+
+@app.command()
+def monitor(
+    target: Annotated[str, typer.Argument(help="A run's folder, or the address of its feed.", metavar="RUN|ENDPOINT")],
+    plain: Plain = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per event, for pipes.")] = False,
+) -> None:
+    """Watch a run, live or finished, from any terminal."""
+    from thundersync.monitor.view import pipe, show
+    from thundersync.session import check, run_to_the_end
+
+    console = Console()
+
+    async def work() -> None:
+        if json:
+            await pipe(target, sys.stdout)
+        else:
+            await show(target, plain=plain, console=console)
+
+    raise typer.Exit(check(lambda: run_to_the_end(work(), console), console))
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="Check what this configuration needs.")] = None,
+) -> None:
+    """Say what is installed here and what is missing, each with a remedy."""
+    from thundersync.doctor import checks, render
+
+    found = checks()
+    Console().print(render(found))
+    raise typer.Exit(1 if any(each.state == "fail" for each in found) else 0)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

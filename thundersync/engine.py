@@ -1,0 +1,475 @@
+"""The engine: builds every part, owns every lifetime, and is what a program embeds.
+
+    async with Engine(load_config("configs/quickstart.toml")) as engine:
+        async for step in engine.steps():
+            print(step.step, step.metrics["reward_mean"])
+
+Entering it starts the generation engines, the trainer worker and the sandbox runtime; leaving it ends them all,
+bounded and through cancellation. What a step is, is in `step`; this module knows only how parts fit together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+import sandboxes
+from sandboxes import Runtime
+from sandboxes.shield import finish
+from thundersync.checkpoints import Checkpoints, CheckpointState
+from thundersync.config import Config, RolloutConfig
+from thundersync.config_file import to_toml
+from thundersync.core.types import Message, Rollout, Task
+from thundersync.errors import ResumeError, ThundersyncError
+from thundersync.evaluation import EvalResult, Evaluator
+from thundersync.generate import make_generator
+from thundersync.generate.base import Generator, Sampling
+from thundersync.generate.supervised import SupervisedGenerator
+from thundersync.learn import messages as m
+from thundersync.learn.link import WorkerLink
+from thundersync.models import resolve_model
+from thundersync.monitor.events import (
+    AnyEvent,
+    CheckpointSaved,
+    RunFinished,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    Warned,
+)
+from thundersync.monitor.feed import Feed
+from thundersync.monitor.gauges import GaugeReader
+from thundersync.placement import Placement, cpu_flags, place, usable_cores, visible_gpus
+from thundersync.rollout.agent import ShellAgent
+from thundersync.rollout.dialogue import Renderer
+from thundersync.rollout.prompts import load_prompt
+from thundersync.rollout.protocol import BASH_TOOL
+from thundersync.rollout.runner import RolloutRunner
+from thundersync.rundir import RunFolder
+from thundersync.score.reward import RewardChecker
+from thundersync.step import StepDriver, StepResult
+from thundersync.tasks.harbor import load_tasks
+from thundersync.tasks.source import TaskSource
+
+TEARDOWN_LIMIT_S = 60.0
+
+
+class Engine:
+    """One run. Enter it once; everything it started is gone when it is left.
+
+    `resume` continues from the run's last checkpoint. `say` gets one line at a time about what is being prepared.
+    Raises on entering: ConfigError, ModelMissing, TaskError, RuntimeUnavailable, EngineFailed, WorkerLost, ResumeError;
+    nothing is left behind then.
+    """
+
+    def __init__(self, config: Config, *, resume: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
+        self.config = config
+        self._resume = resume
+        self._say = say
+        self._stack = AsyncExitStack()
+        self._parts: _Parts | None = None
+        self._began_s = 0.0
+        self._next_step = 0
+        self._after: list[Callable[[], Awaitable[object]]] = []
+
+    async def __aenter__(self) -> Engine:
+        self._began_s = time.monotonic()
+        try:
+            self._parts = await _build(self.config, self._resume, self._say, self._stack)
+        except BaseException:
+            await finish(self._stack.aclose(), limit_s=TEARDOWN_LIMIT_S)
+            raise
+        self._next_step = self._parts.start_step
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        parts = self.parts
+        reason = "" if error is None else _reason(error)
+        with contextlib.suppress(ThundersyncError):  # a full disk must not hide the first error
+            parts.feed.emit(
+                RunFinished(
+                    at_s=time.time(),
+                    ok=error is None,
+                    reason=reason,
+                    steps=self._next_step,
+                    seconds=time.monotonic() - self._began_s,
+                    shares=parts.shares(time.monotonic() - self._began_s),
+                )
+            )
+        await finish(self._close(), limit_s=TEARDOWN_LIMIT_S)
+
+    async def _close(self) -> None:
+        try:
+            await self._stack.aclose()
+        finally:
+            for callback in self._after:
+                await callback()
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return self.parts.folder.path
+
+    @property
+    def parts(self) -> _Parts:
+        if self._parts is None:
+            raise RuntimeError("use the engine inside `async with`")
+        return self._parts
+
+    async def steps(self) -> AsyncIterator[StepResult]:
+        """Train: yields after every step until `max_steps` are done, with evaluations and checkpoints in between.
+
+        Raises what broke the run; the last checkpoint stays.
+        """
+        parts, config = self.parts, self.config
+        if parts.evaluator is not None and self._next_step < config.max_steps:
+            await self.evaluate()
+        while self._next_step < config.max_steps:
+            step = self._next_step
+            result = await parts.driver.run(step, parts.source.step(step))
+            await parts.folder.write_rollouts(step, result.rollouts)
+            metrics = result.metrics | {"loop_lag_max_ms": parts.gauges.take_lag() * 1000}
+            await parts.folder.write_metrics(metrics)
+            parts.count(metrics)
+            self._next_step = step + 1
+            last = self._next_step == config.max_steps
+            if last or (config.ckpt.interval and self._next_step % config.ckpt.interval == 0):
+                await self.save()
+            interval = config.eval.interval if config.eval is not None else 0
+            if parts.evaluator is not None and (last or (interval and self._next_step % interval == 0)):
+                await self.evaluate()
+            yield result
+
+    async def evaluate(self) -> EvalResult:
+        """Rollouts on the `eval` tasks under the current weights."""
+        parts = self.parts
+        if parts.evaluator is None:
+            raise ThundersyncError("there are no evaluation tasks", remedy="Add [eval.env] to the configuration.")
+        result = await parts.evaluator.run(parts.driver.policy_version)
+        await parts.folder.write_evaluation(result.policy_version, result.rollouts)
+        parts.seconds["eval"] += result.seconds
+        return result
+
+    async def save(self) -> Path:
+        """Write a checkpoint of the last committed weights now."""
+        parts = self.parts
+        state = CheckpointState(
+            step=self._next_step,
+            policy_version=parts.driver.policy_version,
+            seed=self.config.seed,
+            model=self.config.model.name,
+        )
+        path = await parts.checkpoints.save(
+            state,
+            tokenizer_from=parts.model_path,
+            write=lambda draft: parts.workers[0].call(m.Save(path=draft), m.Done, limit_s=self.config.stall_timeout_s),
+        )
+        parts.feed.emit(CheckpointSaved(at_s=time.time(), step=self._next_step, path=str(path)))
+        return path
+
+    def on_close(self, callback: Callable[[], Awaitable[object]]) -> None:
+        """Await `callback` after everything has ended, the feed included: a viewer has then been told of the end."""
+        self._after.append(callback)
+
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> str:
+        """One reply of the current policy to a conversation. Raises: EngineFailed."""
+        parts = self.parts
+        ids = await asyncio.to_thread(lambda: parts.renderer.encode(parts.renderer.text(messages)))
+        sampling = Sampling(
+            temperature=self.config.rollout.temperature, max_tokens=max_tokens or self.config.rollout.max_tokens
+        )
+        reply = await parts.generators[0].generate(ids, sampling, request_id=f"generate-{time.monotonic_ns()}")
+        spoken, _ = parts.renderer.split_end(reply.token_ids)
+        return parts.renderer.decode_after(ids[-8:], spoken)
+
+    async def rollout(self, task: Task) -> Rollout:
+        """One rollout of the current policy on `task`, judged by its checker; nothing is learned from it."""
+        parts = self.parts
+        name = f"single-{time.monotonic_ns()}"
+        return await parts.agent.run(
+            task,
+            rollout_id=f"{name}-00",
+            group_id=name,
+            generator=parts.generators[0],
+            policy_version=parts.driver.policy_version,
+        )
+
+
+class _Parts(msgspec.Struct, kw_only=True):
+    """Everything a running engine holds."""
+
+    folder: RunFolder
+    feed: Feed
+    checkpoints: Checkpoints
+    model_path: Path
+    renderer: Renderer
+    agent: ShellAgent
+    generators: list[SupervisedGenerator]
+    workers: list[WorkerLink]
+    source: TaskSource
+    driver: StepDriver
+    gauges: GaugeReader
+    evaluator: Evaluator | None
+    start_step: int
+    seconds: dict[str, float]
+
+    def count(self, metrics: dict[str, float]) -> None:
+        """Add a step to where the time went."""
+        self.seconds["generation"] += metrics["engine_busy"] * metrics["step_s"]
+        self.seconds["learning"] += metrics["trainer_busy"] * metrics["step_s"]
+        self.seconds["commit"] += metrics["commit_s"]
+        self.seconds["publish"] += metrics["publish_s"]
+
+    def shares(self, total_s: float) -> dict[str, float]:
+        return {name: seconds / max(total_s, 1e-9) for name, seconds in self.seconds.items()}
+
+
+async def _build(config: Config, resume: bool, say: Callable[[str], None], stack: AsyncExitStack) -> _Parts:
+    """Cheap checks first, then what takes time; each part's end is registered before the next begins."""
+    placement = place(config, cores=usable_cores(), gpus=visible_gpus(os.environ), cpu_flags=cpu_flags())
+    tasks = await asyncio.to_thread(load_tasks, config.env.path)
+    source = TaskSource(tasks, prompts_per_step=config.algo.prompts_per_step, seed=config.seed)
+    eval_tasks = await asyncio.to_thread(load_tasks, config.eval.env.path) if config.eval is not None else []
+    _refuse_overlap(tasks, eval_tasks)
+    prompt = load_prompt(config.rollout.system_prompt)
+    model_path = await asyncio.to_thread(resolve_model, config.model.name, say=say)
+    runtime = await sandboxes.choose(config.sandbox.runtime, docker_host=config.sandbox.docker_host)
+    stack.push_async_callback(runtime.close)
+    folder = RunFolder.create(config.output_dir, config.name, to_toml(config), resume)
+    stack.push_async_callback(folder.close)
+    feed = Feed.open(folder.path, bind=config.monitor.bind)
+    stack.push_async_callback(feed.close)
+    checkpoints = Checkpoints(folder.checkpoints, keep_last=config.ckpt.keep_last)
+    found = checkpoints.latest() if resume else None
+    if resume:
+        if found is None:
+            say("no checkpoint yet: the run starts again from its first step")
+        await folder.rewind(found[1].step if found else 0)
+    state = found[1] if found else CheckpointState(step=0, policy_version=0, seed=config.seed, model=config.model.name)
+    _refuse_other_run(state, config)
+    say(f"{placement.sentence()}; {runtime.name} sandboxes: {runtime.isolation}")
+    tools = _ToolCounter()
+
+    def emit(event: AnyEvent) -> None:
+        tools.see(event)
+        if driver is not None and driver.stream is not None:
+            driver.stream.heartbeat()
+        feed.emit(event)
+
+    driver: StepDriver | None = None
+    generators = _generators(config, placement, model_path, folder.logs, emit)
+    for generator in generators:
+        stack.push_async_callback(generator.close)
+    arena_path = _arena_path()
+    stack.callback(arena_path.unlink, missing_ok=True)
+    worker = WorkerLink(
+        0, log_path=folder.logs / "trainer-0.log", environment=placement.trainer_environment(os.environ)
+    )
+    stack.push_async_callback(worker.close)
+    say(f"starting {len(generators)} {generators[0].name} engine(s) and the trainer")
+    setup = _setup(config, placement, model_path, arena_path, str(found[0]) if found else "")
+    # Before the engines: they may be forked, and a fork in the middle of another thread's import can hang.
+    renderer = await asyncio.to_thread(Renderer.load, model_path, tools=[BASH_TOOL])
+    async with asyncio.TaskGroup() as starting:
+        starting.create_task(_start_all(generators))
+        answering = starting.create_task(worker.start(setup))
+    ready = answering.result()
+    checker = RewardChecker()
+
+    def agent(rollout: RolloutConfig) -> ShellAgent:
+        return ShellAgent(
+            renderer=renderer,
+            runtime=runtime,
+            checker=checker,
+            config=rollout,
+            prompt=prompt,
+            emit=emit,
+            pids=config.sandbox.pids,
+            labels={"thundersync.run": folder.name},
+        )
+
+    def runner(which: ShellAgent) -> RolloutRunner:
+        return RolloutRunner(
+            agent=which,
+            generators=generators,
+            on_failure=config.algo.on_failure,
+            max_attempts=config.algo.max_attempts,
+            emit=emit,
+            concurrency=min(
+                config.rollout.concurrency or sum(each.max_concurrency for each in generators),
+                config.sandbox.max_containers,
+            ),
+        )
+
+    training_agent = agent(config.rollout)
+    driver = StepDriver(
+        config,
+        runner=runner(training_agent),
+        generators=generators,
+        workers=[worker],
+        prompt_ids=lambda task: renderer.encode(
+            renderer.text([*prompt, Message(role="user", content=task.instruction)])
+        ),
+        parameters=ready.parameters,
+        policy_version=state.policy_version,
+        emit=emit,
+    )
+    if not ready.shares_prompts:
+        emit(Warned(at_s=time.time(), text="this model cannot be cut into blocks: prompts are not shared"))
+    evaluator = None
+    if config.eval is not None:
+        evaluated = msgspec.structs.replace(config.rollout, temperature=config.eval.temperature)
+        evaluator = Evaluator(config.eval, eval_tasks, runner=runner(agent(evaluated)), emit=emit)
+    gauges = GaugeReader(
+        generators=generators,
+        workers=[worker],
+        queue=lambda: (driver.stream.queued, driver.stream.parts_in_use) if driver.stream is not None else (0, 0),
+        tools_running=lambda: tools.running,
+        emit=emit,
+    )
+    feed.emit(_run_started(config, folder, runtime, generators[0], state))
+    await driver.publish(ready.arena)  # also at the start: engines and trainer hold the same bits from the first token
+    reading = asyncio.create_task(gauges.run(), name="gauges")
+    stack.push_async_callback(_cancel, reading)
+    return _Parts(
+        folder=folder,
+        feed=feed,
+        checkpoints=checkpoints,
+        model_path=model_path,
+        renderer=renderer,
+        agent=training_agent,
+        generators=generators,
+        workers=[worker],
+        source=source,
+        driver=driver,
+        gauges=gauges,
+        evaluator=evaluator,
+        start_step=state.step,
+        seconds=dict.fromkeys(("generation", "learning", "commit", "publish", "eval"), 0.0),
+    )
+
+
+class _ToolCounter:
+    """Commands running in sandboxes now, read off the events."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    def see(self, event: AnyEvent) -> None:
+        self.running += isinstance(event, ToolStarted)
+        self.running -= isinstance(event, ToolFinished)
+
+
+def _generators(
+    config: Config, placement: Placement, model_path: Path, logs: Path, emit: Callable[[AnyEvent], None]
+) -> list[SupervisedGenerator]:
+    def make(index: int) -> Generator:
+        share = config.engine.tensor_parallel_size
+        gpus = placement.engine_gpus[index * share : (index + 1) * share]
+        return make_generator(
+            model_path,
+            config=msgspec.structs.replace(config.engine, gpus=gpus),
+            max_model_len=config.model.max_model_len,
+            dtype=placement.dtype,
+            log_path=logs / f"engine-{index}.log",
+            cpus=placement.engine_cpus,
+            seed=config.seed * 1000 + index,
+        )
+
+    return [SupervisedGenerator(lambda i=i: make(i), emit) for i in range(config.engine.replicas)]  # type: ignore[misc]
+
+
+async def _start_all(generators: Sequence[Generator]) -> None:
+    await asyncio.gather(*(generator.start() for generator in generators))
+
+
+def _setup(config: Config, placement: Placement, model_path: Path, arena: Path, checkpoint: str) -> m.Setup:
+    return m.Setup(
+        model_path=str(model_path),
+        dtype=placement.dtype,
+        max_model_len=config.model.max_model_len,
+        arena_path=str(arena),
+        cpus=placement.trainer_cpus,
+        device=placement.device,
+        temperature=config.rollout.temperature,
+        importance_cap=config.algo.mismatch_high if config.algo.mismatch == "tis" else None,
+        activation_checkpointing=config.trainer.activation_checkpointing,
+        lr=config.optim.lr,
+        betas=config.optim.betas,
+        eps=config.optim.eps,
+        weight_decay=config.optim.weight_decay,
+        max_grad_norm=config.optim.max_grad_norm,
+        scheduler=config.optim.scheduler,
+        warmup_steps=config.optim.warmup_steps,
+        max_steps=config.max_steps,
+        checkpoint=checkpoint,
+    )
+
+
+def _arena_path() -> Path:
+    """A name in shared memory nobody else has; the worker creates the file."""
+    shm = Path("/dev/shm")
+    folder = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+    return folder / f"thundersync-{os.getpid()}-{time.monotonic_ns()}.weights"
+
+
+def _run_started(
+    config: Config, folder: RunFolder, runtime: Runtime, generator: Generator, state: CheckpointState
+) -> RunStarted:
+    return RunStarted(
+        at_s=time.time(),
+        name=folder.name,
+        run_dir=str(folder.path),
+        pid=os.getpid(),
+        model=config.model.name,
+        backend=generator.name,
+        runtime=runtime.name,
+        algo=config.algo.type,
+        mode=config.stream.mode,
+        max_steps=config.max_steps,
+        start_step=state.step,
+        prompts_per_step=config.algo.prompts_per_step,
+        group_size=config.algo.group_size,
+        seed=config.seed,
+    )
+
+
+def _refuse_overlap(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
+    """Evaluation on training tasks would measure memory."""
+    both = {task.checker.tests for task in tasks} & {task.checker.tests for task in eval_tasks}
+    if both:
+        raise ThundersyncError(
+            f"{len(both)} tasks are in env.path and in eval.env.path",
+            remedy="Give the evaluation a folder of its own, e.g. starter/eval beside starter/train.",
+        )
+
+
+def _refuse_other_run(state: CheckpointState, config: Config) -> None:
+    if state.seed != config.seed or state.model != config.model.name:
+        raise ResumeError(
+            f"the checkpoint was made from {state.model} with seed {state.seed}, the configuration says "
+            f"{config.model.name} with seed {config.seed}",
+            remedy="Resume with the run's own config.toml, or start a new run under another name.",
+        )
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _reason(error: BaseException) -> str:
+    """The first real cause, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+        return "interrupted"
+    return error.message if isinstance(error, ThundersyncError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,133 @@
+"""A run from a terminal: the event loop, the panel beside it, and what Ctrl-C does.
+
+The first Ctrl-C (or SIGTERM, or a closed terminal) ends the run in order; a second one stops waiting: every child
+process dies with this one. Knows nothing of what happens inside a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from statistics import fmean
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from thundersync.config import Config
+from thundersync.engine import Engine
+from thundersync.errors import ThundersyncError
+from thundersync.monitor.view import show
+
+INTERRUPTED = 130
+FORCED = 137
+
+
+def train(config: Config, *, resume: bool, plain: bool, console: Console) -> int:
+    """Run to the end with a panel; returns the exit code."""
+
+    async def work() -> None:
+        async with Engine(config, resume=resume, say=lambda text: console.print(f"[dim]{text}[/]")) as engine:
+            panel = Panel(str(engine.run_dir), plain=plain, console=console)
+            panel.start()
+            engine.on_close(panel.join)
+            async for _ in engine.steps():
+                pass
+
+    return run_to_the_end(work(), console)
+
+
+def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
+    """One evaluation of `model.name` in a run folder of its own, with the same panel; returns the exit code."""
+
+    async def work() -> None:
+        async with Engine(config, say=lambda text: console.print(f"[dim]{text}[/]")) as engine:
+            panel = Panel(str(engine.run_dir), plain=plain, console=console)
+            panel.start()
+            engine.on_close(panel.join)
+            result = await engine.evaluate()
+        table = Table("task", "rewards", "mean", title=f"reward {result.reward_mean:.3f}")
+        for task_id, rewards in sorted(result.per_task.items()):
+            table.add_row(task_id, " ".join(f"{reward:g}" for reward in rewards), f"{fmean(rewards):.2f}")
+        console.print(table)
+
+    return run_to_the_end(work(), console)
+
+
+class Panel:
+    """The monitor's own client in a thread with its own loop: what it draws cannot delay the run."""
+
+    def __init__(self, target: str, *, plain: bool, console: Console) -> None:
+        self._target, self._plain, self._console = target, plain, console
+        self._thread = threading.Thread(target=self._show, name="panel", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def join(self) -> None:
+        """Until it has shown the end of the run; it is given a few seconds for that."""
+        await asyncio.to_thread(self._thread.join, 10.0)
+
+    def _show(self) -> None:
+        asyncio.run(show(self._target, plain=self._plain, console=self._console))
+
+
+def run_to_the_end(work: Coroutine[Any, Any, None], console: Console) -> int:
+    """Run `work` on a uvloop, with the signals handled; returns the exit code and prints errors with their remedies."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_guarded(work, console))
+
+
+async def _guarded(work: Coroutine[Any, Any, None], console: Console) -> int:
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(work, name="run")
+    stopping = False
+
+    def stop(name: str) -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(FORCED)  # children watch their parent and end with it
+        stopping = True
+        console.print(f"[bold]{name}[/]: ending the run in order; again to force")
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number.name)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    except BaseException as error:
+        return _tell(error, console)
+    return 0
+
+
+def _tell(error: BaseException, console: Console) -> int:
+    """Every distinct cause once, in plain words; anything unexpected with its traceback."""
+    causes = _leaves(error)
+    known = [cause for cause in causes if isinstance(cause, ThundersyncError) or hasattr(cause, "remedy")]
+    for text in dict.fromkeys(str(cause) for cause in known):
+        console.print("[bold red]error:[/] ", end="")
+        console.print(text, markup=False, highlight=False)
+    if len(known) < len(causes):
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def check(work: Callable[[], int], console: Console) -> int:
+    """Run plain code; known errors become a line with a remedy."""
+    try:
+        return work()
+    except ThundersyncError as error:
+        return _tell(error, console)

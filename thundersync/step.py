@@ -1,0 +1,242 @@
+"""One step, from its groups to its commit: the order of things, and nothing of how each is done.
+
+Groups are fixed first; rollouts and backwards then run side by side until the step owes nothing; one commit, one
+publish. What it measured becomes one row of metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from thundersync.config import Config
+from thundersync.core.advantage import AdvantageRule
+from thundersync.core.ledger import Ledger
+from thundersync.core.ready_queue import PARTS_PER_GROUP
+from thundersync.core.types import GroupId, Rollout, Scored, Task, TaskId, group_id, rollout_id
+from thundersync.generate.base import Generator, WeightArena
+from thundersync.learn import messages as m
+from thundersync.learn.link import WorkerLink
+from thundersync.learn.stream import GradientStream
+from thundersync.monitor.events import AnyEvent, StepCommitted, StepOpened, Warned, WeightsPublished
+from thundersync.rollout.runner import GroupPlan, RolloutRunner
+
+SHARED_PREFIX_TOKENS = 16
+"""A prefix shorter than this is not worth a block of its own."""
+
+
+class StepResult(Struct, frozen=True, kw_only=True):
+    """What `Engine.steps` yields after each step."""
+
+    step: int
+    policy_version: int
+    """After the commit."""
+    empty: bool
+    """No group had signal: no optimizer step was made, the policy version stays."""
+    metrics: dict[str, float]
+    rollouts: list[Rollout]
+
+
+class StepDriver:
+    """Runs steps one after another; holds the policy version and the running estimates of task times."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        runner: RolloutRunner,
+        generators: Sequence[Generator],
+        workers: Sequence[WorkerLink],
+        prompt_ids: Callable[[Task], list[int]],
+        parameters: int,
+        policy_version: int,
+        emit: Callable[[AnyEvent], None],
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._generators = generators
+        self._workers = workers
+        self._prompt_ids = prompt_ids
+        self._part_gib = parameters * 4 / 2**30
+        self._emit = emit
+        self._expected_s: dict[TaskId, float] = {}
+        self.policy_version = policy_version
+        self.stream: GradientStream | None = None
+        """Of the open step."""
+
+    async def run(self, step: int, tasks: Sequence[Task]) -> StepResult:
+        """Open, work, commit, publish. Raises an ExceptionGroup of what broke."""
+        algo, began_s = self._config.algo, time.monotonic()
+        plans = [_plan(step, index, task, algo.group_size) for index, task in enumerate(tasks)]
+        prompts = await asyncio.to_thread(self._prompts, plans)
+        ledger = Ledger(
+            {plan.group_id: plan.rollout_ids for plan in plans},
+            rule=AdvantageRule(norm_by_std=algo.norm_by_std, std_unbiased=algo.std_unbiased, eps=algo.adv_eps),
+            min_group_size=algo.min_group_size,
+        )
+        stream = self.stream = GradientStream(
+            ledger,
+            self._workers,
+            policy_version=self.policy_version,
+            prompts=prompts,
+            loss_agg=algo.loss_agg,
+            lazy=self._config.stream.mode == "lazy",
+            max_tokens=self._config.trainer.micro_batch_tokens,
+            max_parts=max(PARTS_PER_GROUP, int(self._config.stream.partials_gib / self._part_gib)),
+            stall_timeout_s=self._config.stall_timeout_s,
+            emit=self._emit,
+        )
+        self._emit(
+            StepOpened(
+                at_s=time.time(),
+                step=step,
+                policy_version=self.policy_version,
+                group_ids=[plan.group_id for plan in plans],
+                task_ids=[plan.task.task_id for plan in plans],
+                group_size=algo.group_size,
+            )
+        )
+        engines_before = [generator.stats() for generator in self._generators]
+        open_step = m.OpenStep(prefix=shared_prefix(list(prompts.values())))
+        await asyncio.gather(*(w.call(open_step, m.Done, limit_s=self._config.stall_timeout_s) for w in self._workers))
+        async with asyncio.TaskGroup() as tasks_of_step:
+            tasks_of_step.create_task(stream.run(), name="gradient-stream")
+            tasks_of_step.create_task(
+                self._runner.run(
+                    plans,
+                    policy_version=self.policy_version,
+                    on_rollout=stream.land,
+                    expected_s=dict(self._expected_s),
+                ),
+                name="rollouts",
+            )
+        worked_s = time.monotonic()
+        self._learn_times(stream.rollouts)
+        committed, publish_s = await self._commit(ledger, stream)
+        step_s = time.monotonic() - began_s
+        metrics = step_metrics(
+            ledger, stream, bound_to=self.policy_version if committed is None else self.policy_version - 1
+        )
+        engines = [(b, g.stats()) for b, g in zip(engines_before, self._generators, strict=True)]
+        commit_s = committed.busy_s if committed is not None else 0.0
+        metrics |= {
+            "step": float(step),
+            "policy_version": float(self.policy_version),
+            "empty": float(committed is None),
+            "step_s": step_s,
+            "engine_busy": statistics.fmean((now.busy_s - before.busy_s) / step_s for before, now in engines),
+            "trainer_busy": (stream.sums.pass_busy_s + commit_s) / step_s / len(self._workers),
+            "cached_tokens": float(sum(now.cached_tokens - before.cached_tokens for before, now in engines)),
+            "commit_s": commit_s,
+            "publish_s": publish_s,
+            "between_s": time.monotonic() - worked_s,
+            "grad_norm": committed.grad_norm if committed is not None else 0.0,
+            "lr": committed.lr if committed is not None else 0.0,
+            "trainer_memory_peak_gib": committed.memory_peak_gib if committed is not None else 0.0,
+        }
+        self._emit(
+            StepCommitted(
+                at_s=time.time(),
+                step=step,
+                policy_version=self.policy_version,
+                empty=committed is None,
+                metrics=metrics,
+            )
+        )
+        rollouts, self.stream = stream.rollouts, None
+        return StepResult(
+            step=step, policy_version=self.policy_version, empty=committed is None, metrics=metrics, rollouts=rollouts
+        )
+
+    async def publish(self, arena: WeightArena) -> float:
+        """Bring every engine to the trainer's weights as the current policy version. Returns seconds."""
+        began_s = time.monotonic()
+        await asyncio.gather(*(each.publish(arena, version=self.policy_version) for each in self._generators))
+        seconds = time.monotonic() - began_s
+        self._emit(WeightsPublished(at_s=time.time(), policy_version=self.policy_version, publish_s=seconds))
+        return seconds
+
+    async def _commit(self, ledger: Ledger, stream: GradientStream) -> tuple[m.Committed | None, float]:
+        """The one optimizer step and its publish; (None, 0) when the step has no signal or no finite gradient."""
+        limit_s = self._config.stall_timeout_s
+        if not any(ledger.verdict(group) for group in ledger.groups.values()):
+            await asyncio.gather(*(worker.call(m.Discard(), m.Done, limit_s=limit_s) for worker in self._workers))
+            return None, 0.0
+        tokens, rollouts = ledger.denominators()
+        scale = 1.0 / (tokens if self._config.algo.loss_agg == "token_mean" else rollouts)
+        replies = await asyncio.gather(
+            *(worker.call(m.Commit(scale=scale), m.Committed, limit_s=limit_s) for worker in self._workers)
+        )
+        committed = replies[0]
+        if not committed.finite:
+            self._warn(
+                f"step {stream.rollouts[0].group_id[:6]}: the gradient is not finite (norm {committed.grad_norm}); "
+                "nothing was changed, the last good weights stay"
+            )
+            return None, 0.0
+        self.policy_version += 1
+        return committed, await self.publish(committed.arena)
+
+    def _prompts(self, plans: Sequence[GroupPlan]) -> dict[GroupId, list[int]]:
+        return {plan.group_id: self._prompt_ids(plan.task) for plan in plans}
+
+    def _learn_times(self, rollouts: Sequence[Rollout]) -> None:
+        """Running estimate of a rollout's seconds per task, so that the longest start first next time."""
+        for rollout in rollouts:
+            seconds = rollout.generate_s + rollout.tool_s + rollout.score_s
+            known = self._expected_s.get(rollout.task_id, seconds)
+            self._expected_s[rollout.task_id] = 0.7 * known + 0.3 * seconds
+
+    def _warn(self, text: str) -> None:
+        self._emit(Warned(at_s=time.time(), text=text))
+
+
+def shared_prefix(prompts: Sequence[list[int]]) -> list[int]:
+    """Tokens all prompts of a step begin with (system prompt, worked examples); empty if not worth a block."""
+    if len(prompts) < 2:
+        return []
+    shortest, longest = min(prompts), max(prompts)  # in lexical order: what these two share, all share
+    length = 0
+    # The last token of a prompt predicts the rows' first tokens, so it never belongs to a shared block.
+    most = min(map(len, prompts)) - 1
+    while length < most and shortest[length] == longest[length]:
+        length += 1
+    return shortest[:length] if length >= SHARED_PREFIX_TOKENS else []
+
+
+def step_metrics(ledger: Ledger, stream: GradientStream, *, bound_to: int) -> dict[str, float]:
+    """What the rollouts and passes of a step came to; rewards are those that voted."""
+    rollouts, sums = stream.rollouts, stream.sums
+    rewards = [r.outcome.reward for r in rollouts if isinstance(r.outcome, Scored)]
+    stops = [r.outcome.stop for r in rollouts if isinstance(r.outcome, Scored)]
+    groups = list(ledger.groups.values())
+    tokens = sum(r.sampled_tokens for r in rollouts)
+    return {
+        "reward_mean": statistics.fmean(rewards) if rewards else math.nan,
+        "reward_std": statistics.pstdev(rewards) if rewards else math.nan,
+        "groups_mixed": float(sum(bool(ledger.verdict(g)) for g in groups)),
+        "groups_flat": float(sum(ledger.verdict(g) is False and len(g.rewards) >= 2 for g in groups)),
+        "rollouts_scored": float(len(rewards)),
+        "rollouts_failed": float(len(rollouts) - len(rewards)),
+        "truncated_share": sum(s not in ("submitted", "no_action") for s in stops) / len(stops) if stops else math.nan,
+        "turns_mean": statistics.fmean(len(r.turns) for r in rollouts) if rollouts else math.nan,
+        "tokens": float(tokens),
+        "tokens_trained": float(sums.tokens),
+        "passes": float(sums.passes),
+        "queue_wait_s": sums.queue_wait_s / sums.pieces if sums.pieces else 0.0,
+        "parts_peak": float(sums.parts_peak),
+        "staleness": float(max((bound_to - t.policy_version for r in rollouts for t in r.turns), default=0)),
+        "mismatch_mean": sums.mismatch_sum / sums.sampled_tokens if sums.sampled_tokens else 0.0,
+        "mismatch_max": sums.mismatch_max,
+        "importance_capped_share": sums.importance_capped / sums.sampled_tokens if sums.sampled_tokens else 0.0,
+    }
+
+
+def _plan(step: int, index: int, task: Task, size: int) -> GroupPlan:
+    group = group_id(step, index)
+    return GroupPlan(group_id=group, task=task, rollout_ids=[rollout_id(group, i) for i in range(size)])

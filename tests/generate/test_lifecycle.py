@@ -24,8 +24,8 @@ GONE_LIMIT_S = 20.0
 
 
 @pytest.fixture
-def temporary_files() -> Iterator[Path]:
-    """A short folder that the engines under test use for everything temporary."""
+def temporary_files(tiny: Path) -> Iterator[Path]:
+    """A short folder that the engines under test use for everything temporary (`tiny` has imported the libraries)."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
         tempfile.tempdir = folder
@@ -39,14 +39,42 @@ def shared_memory_of(process: psutil.Process) -> list[str]:
     return [entry.path for entry in process.memory_maps() if entry.path.startswith("/dev/shm/")]
 
 
+def processes() -> set[psutil.Process]:
+    """Every process below this one, but for Python's own resource tracker, which it keeps to its end once spawned."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if not any("resource_tracker" in word for word in child.cmdline()):
+                found.add(child)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def entries(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def existing(paths: list[str]) -> list[str]:
+    return [path for path in paths if Path(path).exists()]
+
+
+def truncated_copy(model: Path, folder: Path) -> Path:
+    """A model folder whose weights file lacks its end, as after a full disk."""
+    shutil.copytree(model, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    return folder
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_closed_engine_leaves_nothing_and_an_untied_head_is_published_exactly(
     backend: str, tmp_path: Path, temporary_files: Path
 ) -> None:
-    environment = dict(os.environ)
-    children = set(psutil.Process().children(recursive=True))
     model = tiny_model(tmp_path / "untied", seed=3, tie=False)
     generator = new_generator(backend, model, tmp_path / "engine.log")
+    environment = dict(os.environ)
+    children = processes()
     await generator.start()
     assert dict(os.environ) == environment
     rig = Rig(generator, model, tmp_path)
@@ -54,14 +82,14 @@ async def test_a_closed_engine_leaves_nothing_and_an_untied_head_is_published_ex
     await rig.publish()
     ids = prompt(1, 40)
     assert rig.worst_error(ids, await rig.generate(ids, max_tokens=10)) < TOLERANCE
-    mine = set(psutil.Process().children(recursive=True)) - children
+    mine = processes() - children
     shared = [path for process in mine for path in shared_memory_of(process)]
     assert mine
     await generator.close()
     await generator.close()  # idempotent
-    assert set(psutil.Process().children(recursive=True)) <= children
-    assert os.listdir(temporary_files) == []
-    assert not [path for path in shared if os.path.exists(path)]
+    assert processes() <= children
+    assert entries(temporary_files) == []
+    assert existing(shared) == []
     with pytest.raises(EngineFailed):
         await rig.generate(ids)
 
@@ -89,45 +117,36 @@ async def test_a_killed_engine_fails_its_requests_with_the_end_of_its_log(
     with pytest.raises(EngineFailed):
         await rig.publish()
     await generator.close()
-    assert os.listdir(temporary_files) == []
+    assert entries(temporary_files) == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
     backend: str, tiny: Path, tmp_path: Path, temporary_files: Path
 ) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in tiny.iterdir():
-        (broken / file.name).write_bytes(file.read_bytes())
-    config = broken / "config.json"
-    config.write_text(
-        config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 2, "hidden_act": "no"')
-    )
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-64])
-    children = set(psutil.Process().children(recursive=True))
+    broken = truncated_copy(tiny, tmp_path / "broken")
+    children = processes()
     generator = new_generator(backend, broken, tmp_path / "engine.log")
     with pytest.raises(EngineFailed, match="log"):
         await generator.start()
-    assert set(psutil.Process().children(recursive=True)) <= children
-    assert os.listdir(temporary_files) == []
+    assert processes() <= children
+    assert entries(temporary_files) == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_cancelled_start_leaves_nothing(
     backend: str, tiny: Path, tmp_path: Path, temporary_files: Path
 ) -> None:
-    children = set(psutil.Process().children(recursive=True))
+    children = processes()
     generator = new_generator(backend, tiny, tmp_path / "engine.log")
     starting = asyncio.create_task(generator.start())
-    while not set(psutil.Process().children(recursive=True)) - children:
+    while not processes() - children:
         await asyncio.wait([starting], timeout=0.01)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert set(psutil.Process().children(recursive=True)) <= children
-    assert os.listdir(temporary_files) == []
+    assert processes() <= children
+    assert entries(temporary_files) == []
 
 
 COORDINATOR = """
@@ -163,7 +182,7 @@ def test_an_engine_ends_when_its_coordinator_is_killed(backend: str, tiny: Path,
             coordinator.kill()
             coordinator.wait()
         engine.wait(GONE_LIMIT_S)
-        assert os.listdir(folder) == []
+        assert entries(Path(folder)) == []
 
 
 @pytest.mark.vllm

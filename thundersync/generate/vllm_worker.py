@@ -5,6 +5,7 @@ two methods that the coordinator calls through `collective_rpc`. Knows vLLM's mo
 """
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ def run_engine_core(*args: Any, **kwargs: Any) -> None:
 
     Its own session keeps Ctrl-C of the terminal for the coordinator, which ends engines in order.
     """
+    # A forked child shares its parent's wake-up descriptor: a signal sent to the engine would reach the run's loop.
+    signal.set_wakeup_fd(-1)
     settings = kwargs["vllm_config"].additional_config[SETTINGS_KEY]
     folder = Path(settings["folder"])
     end_with_parent(settings["parent_pid"], remove=folder)

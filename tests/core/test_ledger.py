@@ -1,0 +1,215 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thundersync.core import ready_queue
+from thundersync.core.advantage import AdvantageRule
+from thundersync.core.ledger import Ledger, MemberState
+from thundersync.errors import LedgerError
+
+RULE = AdvantageRule()
+
+
+def a_ledger(groups: int = 2, size: int = 4, min_group_size: int = 2) -> Ledger:
+    return Ledger(
+        {f"g{g}": [f"g{g}-{i}" for i in range(size)] for g in range(groups)}, rule=RULE, min_group_size=min_group_size
+    )
+
+
+def score(ledger: Ledger, rollout_id: str, reward: float, tokens: int = 10) -> None:
+    ledger.scored(rollout_id, reward, tokens=tokens, sampled_tokens=tokens)
+
+
+def next_pass(ledger: Ledger, parts_left: int = 99, max_tokens: int = 1000) -> ready_queue.Pass | None:
+    return ready_queue.next_pass(ledger, max_tokens=max_tokens, parts_left=parts_left)
+
+
+def test_a_reward_reported_twice_is_refused() -> None:
+    ledger = a_ledger()
+    score(ledger, "g0-0", 1.0)
+    with pytest.raises(LedgerError, match="g0-0 is ready, expected pending"):
+        score(ledger, "g0-0", 1.0)
+
+
+def test_a_reward_after_the_groups_close_is_refused() -> None:
+    ledger = a_ledger(groups=1)
+    for i in range(3):
+        score(ledger, f"g0-{i}", 1.0)
+    ledger.failed("g0-3")
+    assert ledger.closings()[0].flat
+    with pytest.raises(LedgerError):
+        score(ledger, "g0-3", 1.0)
+
+
+def test_an_unknown_rollout_is_refused() -> None:
+    with pytest.raises(LedgerError, match="does not belong"):
+        score(a_ledger(), "g7-0", 1.0)
+
+
+def test_the_first_landed_reward_is_the_base_of_the_parts() -> None:
+    ledger = a_ledger(groups=1)
+    score(ledger, "g0-2", 5.0)
+    score(ledger, "g0-0", 1.0)
+    chosen = next_pass(ledger)
+    assert chosen is not None
+    assert chosen.base == 5.0
+    assert chosen.weights is None
+
+
+def test_a_complete_flat_group_is_never_worked() -> None:
+    ledger = a_ledger(groups=1)
+    for i in range(4):
+        score(ledger, f"g0-{i}", 1.0)
+    assert next_pass(ledger) is None
+    (closing,) = ledger.closings()
+    assert closing.flat
+    assert closing.join is None
+    assert len(closing.skipped) == 4
+    assert ledger.settled
+
+
+def test_known_advantages_go_first_then_mixed_groups_with_parts_then_new_ones() -> None:
+    ledger = a_ledger(groups=4)
+    score(ledger, "g0-0", 1.0)  # would open a part, may turn out flat
+    score(ledger, "g1-0", 1.0)
+    score(ledger, "g1-1", 0.0)  # would open a part, mixed
+    score(ledger, "g2-0", 1.0)
+    ledger.begin(["g2-0"], in_part=True)
+    ledger.worked(["g2-0"])
+    score(ledger, "g2-1", 1.0)  # holds a part
+    for i in range(4):
+        score(ledger, f"g3-{i}", float(i == 0))  # complete
+    order = []
+    while (chosen := next_pass(ledger)) is not None:
+        order.append((chosen.group_id, chosen.weights is not None))
+        ledger.begin(chosen.rollout_ids, in_part=chosen.weights is None)
+        ledger.worked(chosen.rollout_ids)
+    assert order == [("g3", True), ("g2", False), ("g1", False), ("g1", False), ("g0", False)]
+
+
+def test_without_room_for_parts_a_piece_waits_until_its_group_is_complete() -> None:
+    ledger = a_ledger(groups=1)
+    score(ledger, "g0-0", 1.0)
+    assert next_pass(ledger, parts_left=1) is None
+    for i in range(1, 4):
+        score(ledger, f"g0-{i}", 0.0)
+    chosen = next_pass(ledger, parts_left=0)
+    assert chosen is not None
+    assert chosen.weights is not None
+
+
+def test_a_pass_keeps_within_its_tokens_but_takes_one_piece_of_any_length() -> None:
+    ledger = a_ledger(groups=1)
+    for i, tokens in enumerate([700, 40, 400, 30]):
+        score(ledger, f"g0-{i}", float(i == 0), tokens=tokens)
+    chosen = next_pass(ledger, max_tokens=500)
+    assert chosen is not None
+    assert chosen.rollout_ids == ["g0-0"]
+    ledger.begin(chosen.rollout_ids, in_part=False)
+    chosen = next_pass(ledger, max_tokens=500)
+    assert chosen is not None
+    assert chosen.rollout_ids == ["g0-2"]
+
+
+def test_lazy_waits_for_the_last_reward_of_the_step() -> None:
+    ledger = a_ledger(groups=2)
+    for i in range(4):
+        score(ledger, f"g0-{i}", float(i == 0))
+    assert ready_queue.next_pass(ledger, max_tokens=99, parts_left=9, known_only=True) is None
+    for i in range(4):
+        score(ledger, f"g1-{i}", 0.0)
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, parts_left=9, known_only=True)
+    assert chosen is not None
+    assert chosen.group_id == "g0"
+
+
+def test_a_group_that_shrank_too_far_is_dropped_and_counts_nowhere() -> None:
+    ledger = a_ledger(groups=1, size=3, min_group_size=2)
+    score(ledger, "g0-0", 1.0)
+    ledger.failed("g0-1")
+    ledger.failed("g0-2")
+    (closing,) = ledger.closings()
+    assert closing.dropped
+    assert closing.join is None
+    assert ledger.denominators() == (0, 0)
+    assert ledger.settled
+
+
+def test_denominators_count_flat_groups_but_no_failed_member() -> None:
+    ledger = a_ledger(groups=2, size=2)
+    score(ledger, "g0-0", 1.0, tokens=3)
+    score(ledger, "g0-1", 1.0, tokens=4)
+    score(ledger, "g1-0", 1.0, tokens=5)
+    ledger.failed("g1-1")
+    assert ledger.denominators() == (7, 2)
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 16),
+    groups=st.integers(1, 3),
+    data=st.data(),
+    parts=st.integers(0, 6),
+    max_tokens=st.sampled_from([1, 40, 10_000]),
+)
+def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
+    size: int, groups: int, data: st.DataObject, parts: int, max_tokens: int
+) -> None:
+    """Random arrivals, failures and work: each voter's total weight is its textbook advantage, and nothing is left."""
+    ledger = a_ledger(groups, size)
+    ids = [f"g{g}-{i}" for g in range(groups) for i in range(size)]
+    arrivals = data.draw(st.permutations(ids))
+    kinds = st.sampled_from([0.0, 1.0, 0.5, 1000.0, 1001.0])
+    fate = {i: data.draw(st.one_of(st.none(), kinds), label=i) for i in ids}
+    weight: dict[str, float] = {}
+    in_part: dict[str, list[str]] = {}
+
+    def work() -> bool:
+        chosen = next_pass(ledger, parts_left=parts - ready_queue.parts_in_use(ledger), max_tokens=max_tokens)
+        if chosen is None:
+            return False
+        ledger.begin(chosen.rollout_ids, in_part=chosen.weights is None)
+        for index, rollout_id in enumerate(chosen.rollout_ids):
+            if chosen.weights is None:
+                assert fate[rollout_id] == chosen.reward
+                in_part.setdefault(chosen.group_id, []).append(rollout_id)
+            else:
+                weight[rollout_id] = chosen.weights[index]
+        ledger.worked(chosen.rollout_ids)
+        return True
+
+    def close() -> None:
+        for closing in ledger.closings():
+            for rollout_id in in_part.pop(closing.group_id, []):
+                reward = fate[rollout_id]
+                assert reward is not None
+                weight[rollout_id] = closing.join.advantage(reward) if closing.join else 0.0
+
+    for rollout_id in arrivals:
+        reward = fate[rollout_id]
+        if reward is None:
+            ledger.failed(rollout_id)
+        else:
+            score(ledger, rollout_id, reward)
+        if data.draw(st.booleans()):
+            work()
+        assert ready_queue.parts_in_use(ledger) <= max(parts, 0)
+        close()
+    while work():
+        pass
+    close()
+    assert ledger.settled, ledger.owes()
+    for group in ledger.groups.values():
+        voters = [m for m in group.members.values() if m.state is not MemberState.FAILED]
+        if ledger.verdict(group):
+            for member in voters:
+                expected = ledger.advantage(member.rollout_id)
+                assert weight[member.rollout_id] == pytest.approx(expected, abs=1e-9, rel=1e-9)
+        else:
+            assert all(weight.get(m.rollout_id, 0.0) == 0.0 for m in voters)
+
+
+def test_the_watchdog_names_what_is_missing() -> None:
+    ledger = a_ledger(groups=1, size=2)
+    score(ledger, "g0-0", 1.0)
+    assert ledger.owes() == "g0-0 ready, g0-1 pending"

@@ -1,0 +1,226 @@
+"""Recorded steps replayed through the real stream, ledger and worker, in this process; and the one-piece reference."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from thundersync.core.advantage import AdvantageRule, advantages
+from thundersync.core.ledger import Ledger
+from thundersync.core.types import Failed, Outcome, Rollout, Scored, TokenSequence, Turn
+from thundersync.learn import messages as m
+from thundersync.learn.stream import GradientStream, LossAggregation
+from thundersync.learn.worker import Worker
+from thundersync.step import shared_prefix
+
+R = TypeVar("R", bound=m.Reply)
+RULE = AdvantageRule()
+
+
+class RecordedStep(Struct, frozen=True, kw_only=True):
+    """A step's rollouts, in membership order."""
+
+    prompts: dict[str, list[int]]
+    rollouts: list[Rollout]
+
+
+def record(
+    seed: int,
+    *,
+    groups: int = 3,
+    size: int = 4,
+    rewards: Sequence[float] = (0.0, 1.0),
+    failed: float = 0.0,
+    forked: float = 0.0,
+    vocabulary: int = 300,
+    common: int = 20,
+    length: tuple[int, int] = (5, 30),
+) -> RecordedStep:
+    """Random tokens: prompts that share `common` tokens, rollouts of several sampled spans, some failed or forked."""
+    draw = random.Random(seed)
+    tokens = lambda n: [draw.randrange(3, vocabulary) for _ in range(n)]  # noqa: E731
+    prefix = tokens(common)
+    prompts = {f"g{g}": prefix + tokens(draw.randint(1, 9)) for g in range(groups)}
+    rollouts = []
+    for group, prompt in prompts.items():
+        for index in range(size):
+            sequences = [_sequence(draw, prompt, draw.randint(*length), vocabulary)]
+            if draw.random() < forked:  # a rewritten history: the second sequence shares only part of the prompt
+                sequences.append(_sequence(draw, prompt[: len(prompt) // 2] + tokens(4), 9, vocabulary))
+            outcome: Outcome = Scored(reward=draw.choice(rewards), stop="submitted")
+            if draw.random() < failed:
+                outcome = Failed(reason="sandbox", detail="test")
+            rollouts.append(
+                Rollout(
+                    rollout_id=f"{group}-{index}",
+                    group_id=group,
+                    task_id=group,
+                    policy_version=0,
+                    messages=[],
+                    sequences=sequences,
+                    turns=[Turn(index=0, sequence=0, start=0, end=1, finish_reason="stop", policy_version=0)],
+                    outcome=outcome,
+                    started_s=0.0,
+                )
+            )
+    return RecordedStep(prompts=prompts, rollouts=rollouts)
+
+
+def _sequence(draw: random.Random, prompt: list[int], length: int, vocabulary: int) -> TokenSequence:
+    own = [draw.randrange(3, vocabulary) for _ in range(length)]
+    # Tool results stand between sampled spans; the last token is always sampled.
+    sampled = [True] * length
+    for i in range(length // 3, length // 2):
+        sampled[i] = False
+    return TokenSequence(
+        token_ids=prompt + own,
+        sampled=[False] * len(prompt) + sampled,
+        logprobs=[0.0] * len(prompt) + [-5.5 + draw.gauss(0, 0.5) if s else 0.0 for s in sampled],
+        prompt_tokens=len(prompt),
+    )
+
+
+def setup(model: Path, arena: Path, **changes: Any) -> m.Setup:
+    values: dict[str, Any] = {
+        "model_path": str(model),
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "arena_path": str(arena),
+        "cpus": [],
+        "device": "cpu",
+        "temperature": 1.0,
+        "importance_cap": 2.0,
+        "activation_checkpointing": False,
+        "lr": 1e-3,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+        "scheduler": "constant",
+        "warmup_steps": 0,
+        "max_steps": 10,
+    }
+    return m.Setup(**(values | changes))
+
+
+class InProcessLink:
+    """A worker without its process: the same requests, answered at once."""
+
+    index = 0
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.requests: list[m.AnyRequest] = []
+
+    async def call(self, request: m.AnyRequest, expected: type[R], *, limit_s: float) -> R:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        reply = self.worker.answer(request)
+        assert isinstance(reply, expected)
+        return reply
+
+
+async def replay(
+    worker: Worker,
+    step: RecordedStep,
+    *,
+    order: Sequence[int] | None = None,
+    lazy: bool = False,
+    loss_agg: LossAggregation = "token_mean",
+    max_tokens: int = 10_000,
+    max_parts: int = 100,
+    eager: bool = True,
+    rule: AdvantageRule = RULE,
+) -> tuple[Ledger, InProcessLink]:
+    """Land the rollouts in `order`; `eager` lets the worker take what it can between two arrivals."""
+    link = InProcessLink(worker)
+    ledger = Ledger(
+        {g: [r.rollout_id for r in step.rollouts if r.group_id == g] for g in step.prompts},
+        rule=rule,
+        min_group_size=2,
+    )
+    stream = GradientStream(
+        ledger,
+        [link],  # type: ignore[list-item]
+        policy_version=0,
+        prompts=step.prompts,
+        loss_agg=loss_agg,
+        lazy=lazy,
+        max_tokens=max_tokens,
+        max_parts=max_parts,
+        stall_timeout_s=30,
+        emit=lambda event: None,
+    )
+    worker.answer(m.OpenStep(prefix=shared_prefix(list(step.prompts.values()))))
+
+    async def arrive() -> None:
+        for index in order if order is not None else range(len(step.rollouts)):
+            await stream.land(step.rollouts[index])
+            for _ in range(20 if eager else 0):
+                await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stream.run())
+        tasks.create_task(arrive())
+    assert ledger.settled
+    return ledger, link
+
+
+def scale_of(ledger: Ledger, loss_agg: LossAggregation) -> float:
+    tokens, rollouts = ledger.denominators()
+    return 1.0 / (tokens if loss_agg == "token_mean" else rollouts)
+
+
+def gradient_of(worker: Worker, ledger: Ledger, loss_agg: LossAggregation = "token_mean") -> Tensor:
+    """The step's gradient of the minimised loss, before clipping; the step is then forgotten."""
+    gradient = worker._gradient.finish(scale_of(ledger, loss_agg)).clone()
+    worker._gradient.discard()
+    return gradient
+
+
+def one_piece_gradient(
+    model: Path,
+    step: RecordedStep,
+    *,
+    loss_agg: LossAggregation = "token_mean",
+    importance_cap: float | None = 2.0,
+    temperature: float = 1.0,
+    rule: AdvantageRule = RULE,
+) -> Tensor:
+    """The textbook loss of the whole step in one piece: stock attention, no sharing, one backward; [P] float32."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    losses, tokens, voters = [], 0, 0
+    for group in step.prompts:
+        members = [r for r in step.rollouts if r.group_id == group and isinstance(r.outcome, Scored)]
+        rewards = [r.outcome.reward for r in members if isinstance(r.outcome, Scored)]
+        if len(members) < 2:
+            continue
+        for rollout, advantage in zip(members, advantages(rewards, rule), strict=True):
+            tokens += rollout.sampled_tokens
+            voters += 1
+            length = rollout.sampled_tokens if loss_agg == "seq_mean_token_mean" else 1
+            for sequence in rollout.sequences:
+                ids = torch.tensor([sequence.token_ids])
+                logits = policy(ids).logits[0, :-1].float() / temperature
+                logprobs = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+                mask = torch.tensor(sequence.sampled[1:], dtype=torch.float32)
+                weight = mask
+                if importance_cap is not None:
+                    ratio = (logprobs.detach() - torch.tensor(sequence.logprobs[1:])).exp()
+                    weight = mask * ratio.clamp(max=importance_cap)
+                losses.append(-advantage / length * (weight * logprobs).sum())
+    total = torch.stack(losses).sum() / (tokens if loss_agg == "token_mean" else voters)
+    total.backward()
+    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in policy.parameters()])
+
+
+def relative_l2(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())

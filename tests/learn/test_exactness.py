@@ -1,0 +1,172 @@
+"""Every way a step's gradient can take equals the one-piece reference: relative L2 at most 5e-6 in float32."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.learn import replay as rp
+from tests.tiny import tiny_model
+from thundersync.core.advantage import AdvantageRule
+from thundersync.learn import messages as m
+from thundersync.learn.worker import Worker
+
+TOLERANCE = 5e-6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    worker = Worker()
+    worker.answer(rp.setup(model, tmp_path_factory.mktemp("arena") / "weights"))
+    yield worker
+
+
+async def streamed(worker: Worker, step: rp.RecordedStep, seed: int, **options: object) -> torch.Tensor:
+    order = list(range(len(step.rollouts)))
+    random.Random(seed).shuffle(order)
+    ledger, _ = await rp.replay(worker, step, order=order, **options)  # type: ignore[arg-type]
+    return rp.gradient_of(worker, ledger, options.get("loss_agg", "token_mean"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [42, 43, 44])
+@pytest.mark.parametrize(
+    "rewards", [(0.0, 1.0), (0.0, 0.25, 0.5, 1.0), (999.0, 1000.0, 1001.0)], ids=["binary", "graded", "offset"]
+)
+async def test_streamed_gradient_equals_the_one_piece_gradient(
+    worker: Worker, model: Path, seed: int, rewards: tuple[float, ...]
+) -> None:
+    step = rp.record(seed, rewards=rewards, size=6)
+    expected = rp.one_piece_gradient(model, step)
+    for order in range(3):
+        assert rp.relative_l2(await streamed(worker, step, order), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [
+    {"lazy": True},
+    {"max_tokens": 1},
+    {"max_parts": 0},
+    {"max_parts": 2},
+    {"eager": False},
+    {"loss_agg": "seq_mean_token_mean"},
+    {"loss_agg": "seq_mean_token_sum"},
+    {"rule": AdvantageRule(norm_by_std=False)},
+    {"rule": AdvantageRule(std_unbiased=False, eps=1e-4)},
+], ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items())[:40])  # fmt: skip
+@pytest.mark.parametrize("seed", [42, 43])
+async def test_every_path_and_option_equals_the_one_piece_gradient(
+    worker: Worker, model: Path, seed: int, options: dict[str, object]
+) -> None:
+    step = rp.record(seed, rewards=(0.0, 0.5, 1.0), failed=0.1, forked=0.2)
+    reference = {k: v for k, v in options.items() if k in ("loss_agg", "rule")}
+    expected = rp.one_piece_gradient(model, step, **reference)  # type: ignore[arg-type]
+    assert rp.relative_l2(await streamed(worker, step, seed, **options), expected) < TOLERANCE
+
+
+async def test_temperature_divides_the_logits_in_the_gradient_too(model: Path, tmp_path: Path) -> None:
+    worker = Worker()
+    worker.answer(rp.setup(model, tmp_path / "weights", temperature=0.7, importance_cap=None))
+    step = rp.record(5)
+    expected = rp.one_piece_gradient(model, step, temperature=0.7, importance_cap=None)
+    assert rp.relative_l2(await streamed(worker, step, 1), expected) < TOLERANCE
+
+
+async def test_a_model_that_cannot_be_cut_gives_the_same_gradient(model: Path, tmp_path: Path) -> None:
+    worker = Worker()
+    worker.answer(rp.setup(model, tmp_path / "weights"))
+    worker._gradient._shares_prompts = False
+    step = rp.record(6)
+    assert rp.relative_l2(await streamed(worker, step, 1), rp.one_piece_gradient(model, step)) < TOLERANCE
+
+
+async def test_an_untied_head_and_activation_checkpointing_change_nothing(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "untied", tie=False, seed=3)
+    worker = Worker()
+    worker.answer(rp.setup(model, tmp_path / "weights", activation_checkpointing=True))
+    step = rp.record(7)
+    assert rp.relative_l2(await streamed(worker, step, 1), rp.one_piece_gradient(model, step)) < TOLERANCE
+
+
+async def test_a_flat_step_has_a_gradient_of_exactly_zero(worker: Worker) -> None:
+    step = rp.record(8, rewards=(1.0,))
+    _, link = await rp.replay(worker, step)
+    worked = [r for r in link.requests if isinstance(r, m.RunPass)]
+    assert all(not r.direct for r in worked)  # early pieces may be worked in the hope of signal; none of it counts
+    assert worker._gradient.finish(1.0).abs().max() == 0.0
+    worker._gradient.discard()
+
+
+async def test_the_same_order_gives_the_same_bits(worker: Worker) -> None:
+    step = rp.record(9, rewards=(0.0, 0.5, 1.0))
+    assert torch.equal(await streamed(worker, step, 1), await streamed(worker, step, 1))
+
+
+async def test_parts_are_given_back_at_close(worker: Worker) -> None:
+    await streamed(worker, rp.record(10, rewards=(0.0, 0.5, 1.0)), 1)
+    assert worker._gradient._pool.lent == 0
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), seed=st.integers(0, 10_000), size=st.integers(1, 8), groups=st.integers(1, 3))
+async def test_any_step_streams_exactly(
+    worker: Worker, model: Path, data: st.DataObject, seed: int, size: int, groups: int
+) -> None:
+    rewards = data.draw(st.sampled_from([(0.0, 1.0), (0.0, 0.3, 0.7, 1.0), (1000.0, 1001.0), (2.0,)]))
+    step = rp.record(seed, groups=groups, size=size, rewards=rewards, failed=0.15, length=(1, 12))
+    ledger, _ = await rp.replay(
+        worker,
+        step,
+        order=data.draw(st.permutations(range(len(step.rollouts)))),
+        max_parts=data.draw(st.sampled_from([0, 2, 4, 100])),
+        max_tokens=data.draw(st.sampled_from([1, 30, 1000])),
+    )
+    if not any(ledger.verdict(group) for group in ledger.groups.values()):
+        assert worker._gradient.finish(1.0).abs().max() == 0.0
+        worker._gradient.discard()
+        return
+    assert rp.relative_l2(rp.gradient_of(worker, ledger), rp.one_piece_gradient(model, step)) < TOLERANCE
+
+
+@pytest.mark.parametrize("seed", [42, 43, 44])
+async def test_stream_and_lazy_end_a_recorded_step_with_equal_weights(model: Path, tmp_path: Path, seed: int) -> None:
+    """Two steps in common, then the third by either mode: relative L2 of the update at most 1e-5 in float32."""
+    updates = []
+    for lazy in (False, True):
+        worker = Worker()
+        worker.answer(rp.setup(model, tmp_path / f"weights-{lazy}"))
+        for common in (seed + 100, seed + 200):
+            await commit(worker, rp.record(common, rewards=(0.0, 0.5, 1.0), size=8), lazy=True)
+        updates.append(await commit(worker, rp.record(seed, rewards=(0.0, 0.5, 1.0), size=8), lazy=lazy))
+    assert rp.relative_l2(updates[0], updates[1]) < 1e-5
+
+
+@pytest.mark.parametrize("seed", [42, 43, 44])
+async def test_on_adams_very_first_step_the_modes_agree_as_far_as_its_sign_like_update_allows(
+    model: Path, tmp_path: Path, seed: int
+) -> None:
+    """With empty moments the update is g / (|g| + eps), nearly a sign: gradients that are zero up to rounding
+    decide it, so equal gradients (tested above) give updates that differ by up to 2e-4 in relative L2."""
+    updates = []
+    for lazy in (False, True):
+        worker = Worker()
+        worker.answer(rp.setup(model, tmp_path / f"weights-{lazy}"))
+        updates.append(await commit(worker, rp.record(seed, rewards=(0.0, 0.5, 1.0), size=8), lazy=lazy))
+    assert rp.relative_l2(updates[0], updates[1]) < 2e-4
+
+
+async def commit(worker: Worker, step: rp.RecordedStep, *, lazy: bool) -> torch.Tensor:
+    """Work one recorded step to its commit; gives the change of the weights [P]."""
+    before = worker._flat.buffer.clone()
+    ledger, _ = await rp.replay(worker, step, lazy=lazy)
+    committed = worker.answer(m.Commit(scale=rp.scale_of(ledger, "token_mean")))
+    assert isinstance(committed, m.Committed)
+    assert committed.finite
+    return worker._flat.buffer - before

@@ -3,6 +3,7 @@ so that `--help` and a wrong configuration answer at once."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -91,19 +92,20 @@ def monitor(
 
 
 @app.command()
-def doctor(
-    config: Annotated[Path | None, typer.Argument(help="Check what this configuration needs.")] = None,
-) -> None:
+def doctor() -> None:
     """Say what is installed here and what is missing, each with a remedy."""
     from thundersync.doctor import checks, render
 
-    found = checks()
+    found = checks(docker_host=os.environ.get("DOCKER_HOST", ""))
     Console().print(render(found))
     raise typer.Exit(1 if any(each.state == "fail" for each in found) else 0)
 
 
 def main() -> None:
     """The console script."""
+    # Before anything imports torch: the coordinator computes nothing, and engines are forked safely only while torch
+    # has one thread. Trainer workers get a number of threads of their own.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     app()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from thundersync.config import Config
 from thundersync.config_file import to_toml
 from thundersync.core.advantage import AdvantageRule
@@ -11,7 +9,7 @@ from thundersync.core.ready_queue import PARTS_PER_GROUP
 from thundersync.errors import ThundersyncError
 from thundersync.generate.manifest import read_manifest
 from thundersync.models import resolve_model
-from thundersync.placement import Placement, cpu_flags, place, usable_cores, visible_gpus
+from thundersync.placement import Placement, place_here
 
 _AGGREGATION = {
     "token_mean": "mean over all sampled tokens of the step",
@@ -33,7 +31,7 @@ def units(config: Config) -> str:
 def describe(config: Config) -> str:
     """The resolved configuration and everything that follows from it. Starts nothing, downloads nothing."""
     algo = config.algo
-    placement = place(config, cores=usable_cores(), gpus=visible_gpus(os.environ), cpu_flags=cpu_flags())
+    placement = place_here(config)
     rule = AdvantageRule(norm_by_std=algo.norm_by_std, std_unbiased=algo.std_unbiased, eps=algo.adv_eps)
     lines = [
         to_toml(config).rstrip(),

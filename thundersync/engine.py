@@ -47,7 +47,7 @@ from thundersync.monitor.events import (
 )
 from thundersync.monitor.feed import Feed
 from thundersync.monitor.gauges import GaugeReader
-from thundersync.placement import Placement, cpu_flags, place, usable_cores, visible_gpus
+from thundersync.placement import Placement, place_here
 from thundersync.rollout.agent import ShellAgent
 from thundersync.rollout.dialogue import Renderer
 from thundersync.rollout.prompts import load_prompt
@@ -65,13 +65,22 @@ TEARDOWN_LIMIT_S = 60.0
 class Engine:
     """One run. Enter it once; everything it started is gone when it is left.
 
-    `resume` continues from the run's last checkpoint. `say` gets one line at a time about what is being prepared.
+    `resume` continues from the run's last checkpoint; `placement` is chosen from the machine if not given. `say` gets
+    one line at a time about what is being prepared.
     Raises on entering: ConfigError, ModelMissing, TaskError, RuntimeUnavailable, EngineFailed, WorkerLost, ResumeError;
     nothing is left behind then.
     """
 
-    def __init__(self, config: Config, *, resume: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        resume: bool = False,
+        placement: Placement | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.config = config
+        self._placement = placement
         self._resume = resume
         self._say = say
         self._stack = AsyncExitStack()
@@ -83,7 +92,8 @@ class Engine:
     async def __aenter__(self) -> Engine:
         self._began_s = time.monotonic()
         try:
-            self._parts = await _build(self.config, self._resume, self._say, self._stack)
+            placement = self._placement or place_here(self.config)
+            self._parts = await _build(self.config, placement, self._resume, self._say, self._stack)
         except BaseException:
             await finish(self._stack.aclose(), limit_s=TEARDOWN_LIMIT_S)
             raise
@@ -232,17 +242,21 @@ class _Parts(msgspec.Struct, kw_only=True):
         return {name: seconds / max(total_s, 1e-9) for name, seconds in self.seconds.items()}
 
 
-async def _build(config: Config, resume: bool, say: Callable[[str], None], stack: AsyncExitStack) -> _Parts:
+async def _build(
+    config: Config, placement: Placement, resume: bool, say: Callable[[str], None], stack: AsyncExitStack
+) -> _Parts:
     """Cheap checks first, then what takes time; each part's end is registered before the next begins."""
-    placement = place(config, cores=usable_cores(), gpus=visible_gpus(os.environ), cpu_flags=cpu_flags())
     tasks = await asyncio.to_thread(load_tasks, config.env.path)
     source = TaskSource(tasks, prompts_per_step=config.algo.prompts_per_step, seed=config.seed)
     eval_tasks = await asyncio.to_thread(load_tasks, config.eval.env.path) if config.eval is not None else []
     _refuse_overlap(tasks, eval_tasks)
     prompt = load_prompt(config.rollout.system_prompt)
     model_path = await asyncio.to_thread(resolve_model, config.model.name, say=say)
-    runtime = await sandboxes.choose(config.sandbox.runtime, docker_host=config.sandbox.docker_host)
+    docker_host = config.sandbox.docker_host or os.environ.get("DOCKER_HOST", "")
+    runtime = await sandboxes.choose(config.sandbox.runtime, docker_host=docker_host)
     stack.push_async_callback(runtime.close)
+    if left := await runtime.reap({}):
+        say(f"removed {left} sandboxes that a dead run had left")
     folder = RunFolder.create(config.output_dir, config.name, to_toml(config), resume)
     stack.push_async_callback(folder.close)
     feed = Feed.open(folder.path, bind=config.monitor.bind)

@@ -84,6 +84,11 @@ def place(config: Config, *, cores: Sequence[int], gpus: Sequence[int], cpu_flag
     return Placement(engine_cpus=engine_cpus, trainer_cpus=trainer_cpus, engine_gpus=[], trainer_gpu=None, dtype=dtype)
 
 
+def place_here(config: Config) -> Placement:
+    """`place` on this machine, as this process may use it. Raises: ConfigError."""
+    return place(config, cores=usable_cores(), gpus=visible_gpus(os.environ), cpu_flags=cpu_flags())
+
+
 def usable_cores() -> list[int]:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):

@@ -22,7 +22,9 @@ from rich.table import Table
 from thundersync.config import Config
 from thundersync.engine import Engine
 from thundersync.errors import ThundersyncError
+from thundersync.generate.child import pin
 from thundersync.monitor.view import show
+from thundersync.placement import place_here
 
 INTERRUPTED = 130
 FORCED = 137
@@ -31,8 +33,13 @@ FORCED = 137
 def train(config: Config, *, resume: bool, plain: bool, console: Console) -> int:
     """Run to the end with a panel; returns the exit code."""
 
+    placement = place_here(config)
+    # This process and its sandboxes stay on the engines' cores: the trainer's are its own.
+    pin(placement.engine_cpus)
+
     async def work() -> None:
-        async with Engine(config, resume=resume, say=lambda text: console.print(f"[dim]{text}[/]")) as engine:
+        engine = Engine(config, resume=resume, placement=placement, say=lambda text: _say(console, text))
+        async with engine:
             panel = Panel(str(engine.run_dir), plain=plain, console=console)
             panel.start()
             engine.on_close(panel.join)
@@ -46,7 +53,7 @@ def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
     """One evaluation of `model.name` in a run folder of its own, with the same panel; returns the exit code."""
 
     async def work() -> None:
-        async with Engine(config, say=lambda text: console.print(f"[dim]{text}[/]")) as engine:
+        async with Engine(config, say=lambda text: _say(console, text)) as engine:
             panel = Panel(str(engine.run_dir), plain=plain, console=console)
             panel.start()
             engine.on_close(panel.join)
@@ -113,10 +120,14 @@ def _tell(error: BaseException, console: Console) -> int:
     known = [cause for cause in causes if isinstance(cause, ThundersyncError) or hasattr(cause, "remedy")]
     for text in dict.fromkeys(str(cause) for cause in known):
         console.print("[bold red]error:[/] ", end="")
-        console.print(text, markup=False, highlight=False)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if len(known) < len(causes):
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

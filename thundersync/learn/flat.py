@@ -6,6 +6,7 @@ operation on one tensor. Knows nothing of groups or objectives.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class FlatParameters:
     def views(self, flat: Tensor) -> list[Tensor]:
         """`flat` [P] cut into the parameters' shapes, in their order, without a copy."""
         sizes = [parameter.numel() for _, parameter in self.named]
-        return [piece.view(p.shape) for piece, (_, p) in zip(flat.split(sizes), self.named, strict=True)]
+        return [piece.view(p.shape) for piece, (_, p) in zip(torch.split(flat, sizes), self.named, strict=True)]
 
     def zeros(self) -> Tensor:
         """A float32 buffer [P] on the parameters' device."""
@@ -53,7 +54,7 @@ class GradientSink:
         self._largest = max(p.numel() for _, p in flat.named)
         self._scratch: Tensor | None = None
         for index, (_, parameter) in enumerate(flat.named):
-            parameter.register_post_accumulate_grad_hook(lambda p, i=index: self._carry(p, i))
+            parameter.register_post_accumulate_grad_hook(partial(self._carry, index))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def into(self, targets: Sequence[tuple[Tensor, float]]) -> Iterator[None]:
@@ -71,7 +72,7 @@ class GradientSink:
             for _, parameter in self._flat.named:
                 parameter.grad = None
 
-    def _carry(self, parameter: nn.Parameter, index: int) -> None:
+    def _carry(self, index: int, parameter: nn.Parameter) -> None:
         if not self._targets:
             return
         gradient = parameter.grad

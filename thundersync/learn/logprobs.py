@@ -20,7 +20,7 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, labels: Tensor, *, te
         checkpoint(_logprobs, model, h, y, temperature, use_reentrant=False)
         if torch.is_grad_enabled()
         else _logprobs(model, h, y, temperature)
-        for h, y in zip(hidden.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True)
+        for h, y in zip(torch.split(hidden, CHUNK_TOKENS), torch.split(labels, CHUNK_TOKENS), strict=True)
     ]
     return torch.cat(chunks)
 
@@ -39,4 +39,5 @@ def _logprobs(model: PreTrainedModel, hidden: Tensor, labels: Tensor, temperatur
         logits = torch.tanh(logits / cap) * cap
     if temperature != 1.0:
         logits = logits / temperature
-    return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+    logprobs: Tensor = logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+    return logprobs

@@ -112,7 +112,7 @@ class Worker:
 def serve(endpoint: str, parent: int) -> None:
     """Connect, answer until told to stop or until the parent is gone."""
     decoder, encoder = msgspec.msgpack.Decoder(m.AnyRequest), msgspec.msgpack.Encoder()
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.linger = 2000
     socket.connect(endpoint)
     worker = Worker()

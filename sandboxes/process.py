@@ -105,7 +105,7 @@ class ProcessRuntime:
         if spec.network:
             raise RuntimeUnavailable(
                 "a process sandbox has no network, and this one asks for it",
-                remedy="Use Docker, or set `sandbox.network` to false.",
+                remedy="Use the Docker runtime, or ask for no network.",
             )
         if not spec.context:
             if spec.image:

@@ -117,6 +117,9 @@ class SandboxConfig(Section, frozen=True, kw_only=True):
     docker_host: str = ""
     """Empty: the environment's DOCKER_HOST, else the default socket."""
     pids: Positive = 256
+    """Processes in one sandbox."""
+    network: Literal["task", "off"] = "task"
+    """`task`: a sandbox has network if its task asks for it; `off`: never, whatever the task says."""
 
 
 class EvalConfig(Section, frozen=True, kw_only=True):

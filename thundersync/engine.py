@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -28,7 +27,7 @@ from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, RolloutConfig
 from thundersync.config_file import to_toml
 from thundersync.core.types import Message, Rollout, Task
-from thundersync.errors import ResumeError, ThundersyncError
+from thundersync.errors import ResumeError, TaskError, ThundersyncError
 from thundersync.evaluation import EvalResult, Evaluator
 from thundersync.generate import make_generator
 from thundersync.generate.base import Generator, Sampling
@@ -127,6 +126,11 @@ class Engine:
     def run_dir(self) -> Path:
         """The run's folder."""
         return self.parts.folder.path
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The training tasks, by id."""
+        return self.parts.source.tasks
 
     @property
     def parts(self) -> _Parts:
@@ -246,15 +250,16 @@ async def _build(
     config: Config, placement: Placement, resume: bool, say: Callable[[str], None], stack: AsyncExitStack
 ) -> _Parts:
     """Cheap checks first, then what takes time; each part's end is registered before the next begins."""
-    tasks = await asyncio.to_thread(load_tasks, config.env.path)
+    tasks = await _tasks(config, config.env.path)
     source = TaskSource(tasks, prompts_per_step=config.algo.prompts_per_step, seed=config.seed)
-    eval_tasks = await asyncio.to_thread(load_tasks, config.eval.env.path) if config.eval is not None else []
+    eval_tasks = await _tasks(config, config.eval.env.path) if config.eval is not None else []
     _refuse_overlap(tasks, eval_tasks)
     prompt = load_prompt(config.rollout.system_prompt)
     model_path = await asyncio.to_thread(resolve_model, config.model.name, say=say)
     docker_host = config.sandbox.docker_host or os.environ.get("DOCKER_HOST", "")
     runtime = await sandboxes.choose(config.sandbox.runtime, docker_host=docker_host)
     stack.push_async_callback(runtime.close)
+    _refuse_network(runtime, [*tasks, *eval_tasks])
     if left := await runtime.reap({}):
         say(f"removed {left} sandboxes that a dead run had left")
     folder = RunFolder.create(config.output_dir, config.name, to_toml(config), resume)
@@ -282,14 +287,12 @@ async def _build(
     generators = _generators(config, placement, model_path, folder.logs, emit)
     for generator in generators:
         stack.push_async_callback(generator.close)
-    arena_path = _arena_path()
-    stack.callback(arena_path.unlink, missing_ok=True)
     worker = WorkerLink(
         0, log_path=folder.logs / "trainer-0.log", environment=placement.trainer_environment(os.environ)
     )
     stack.push_async_callback(worker.close)
     say(f"starting {len(generators)} {generators[0].name} engine(s) and the trainer")
-    setup = _setup(config, placement, model_path, arena_path, str(found[0]) if found else "")
+    setup = _setup(config, placement, model_path, worker.arena_path, str(found[0]) if found else "")
     # Before the engines: they may be forked, and a fork in the middle of another thread's import can hang.
     renderer = await asyncio.to_thread(Renderer.load, model_path, tools=[BASH_TOOL])
     async with asyncio.TaskGroup() as starting:
@@ -428,13 +431,6 @@ def _setup(config: Config, placement: Placement, model_path: Path, arena: Path, 
     )
 
 
-def _arena_path() -> Path:
-    """A name in shared memory nobody else has; the worker creates the file."""
-    shm = Path("/dev/shm")
-    folder = shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-    return folder / f"thundersync-{os.getpid()}-{time.monotonic_ns()}.weights"
-
-
 def _run_started(
     config: Config, folder: RunFolder, runtime: Runtime, generator: Generator, state: CheckpointState
 ) -> RunStarted:
@@ -456,11 +452,28 @@ def _run_started(
     )
 
 
+async def _tasks(config: Config, path: str) -> list[Task]:
+    tasks = await asyncio.to_thread(load_tasks, path)
+    if config.sandbox.network == "off":
+        return [msgspec.structs.replace(task, network=False) for task in tasks]
+    return tasks
+
+
+def _refuse_network(runtime: Runtime, tasks: Sequence[Task]) -> None:
+    """Told now, not by every rollout."""
+    asking = [task.task_id for task in tasks if task.network]
+    if runtime.name == "process" and asking:
+        raise TaskError(
+            f"{len(asking)} tasks ask for network, which process sandboxes never have: {', '.join(asking[:3])}, ...",
+            remedy='Use sandbox.runtime = "docker", or sandbox.network = "off" if they do without.',
+        )
+
+
 def _refuse_overlap(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
     """Evaluation on training tasks would measure memory."""
     both = {task.checker.tests for task in tasks} & {task.checker.tests for task in eval_tasks}
     if both:
-        raise ThundersyncError(
+        raise TaskError(
             f"{len(both)} tasks are in env.path and in eval.env.path",
             remedy="Give the evaluation a folder of its own, e.g. starter/eval beside starter/train.",
         )

@@ -40,7 +40,9 @@ def test_every_epoch_holds_every_task_once(count: int, per_step: int, seed: int,
     source = TaskSource(make_tasks(count), prompts_per_step=per_step, seed=seed)
     drawn = ids(source, range(-(-count * epochs // per_step)))
     for epoch in range(epochs):
-        assert Counter(drawn[epoch * count : (epoch + 1) * count]) == Counter(task.task_id for task in make_tasks(count))
+        assert Counter(drawn[epoch * count : (epoch + 1) * count]) == Counter(
+            task.task_id for task in make_tasks(count)
+        )
 
 
 @given(seed=seeds, per_step=st.integers(min_value=1, max_value=8))

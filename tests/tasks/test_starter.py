@@ -72,7 +72,9 @@ async def test_every_solution_earns_one_and_an_empty_attempt_nothing(runtime: Pr
 )
 async def test_cheap_tricks_earn_nothing(runtime: ProcessRuntime, hack: str, spared: tuple[str, ...]) -> None:
     attempts = {task.task_id: [hack] for task in EVAL}
-    assert {task_id for task_id, (reward,) in (await rewards_of_all(runtime, attempts)).items() if reward} == set(spared)
+    assert {task_id for task_id, (reward,) in (await rewards_of_all(runtime, attempts)).items() if reward} == set(
+        spared
+    )
 
 
 async def test_half_of_what_was_asked_earns_half(runtime: ProcessRuntime) -> None:

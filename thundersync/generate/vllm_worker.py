@@ -4,6 +4,7 @@ vLLM imports this module by name in every worker process. It adds the weight-tra
 two methods that the coordinator calls through `collective_rpc`. Knows vLLM's modules; nothing of policy versions.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -26,7 +27,8 @@ from thundersync.generate.manifest import TIED_HEAD
 from thundersync.generate.vllm_names import PID_FILE, SETTINGS_KEY, SHM_BACKEND
 from thundersync.generate.vllm_start import route_logs
 
-PROBE_COLUMNS = 16
+PROBE_COLUMNS = 8
+logger = logging.getLogger("vllm.thundersync")
 # Taken at import, before the coordinator puts our entry point in its place (a forked child sees that replacement).
 vllm_run_engine_core = EngineCoreProc.run_engine_core
 
@@ -139,6 +141,8 @@ def _stale(model: torch.nn.Module, arena: WeightArena, seed: int) -> Iterator[st
     checksums = {spec.name: spec.checksum for spec in arena.tensors}
     packed = getattr(model, "packed_modules_mapping", {})
     columns = torch.Generator().manual_seed(seed)
+    seen: set[int] = set()
+    compared: set[str] = set()
     with torch.inference_mode():
         for path, module in model.named_modules():
             for kind, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -147,10 +151,14 @@ def _stale(model: torch.nn.Module, arena: WeightArena, seed: int) -> Iterator[st
                     names = [name for name in views if name.endswith("embed_tokens.weight")]
                 if not all(name in views for name in names):
                     continue  # not from the checkpoint under a name we can derive (e.g. a fused expert)
+                compared.update(names)
                 if kind == "weight" and hasattr(module, "cpu_linear"):
                     yield from _stale_packed(module, {name: views[name] for name in names}, columns)
-                if tensor.numel():
+                if tensor.numel() and tensor.data_ptr() not in seen:  # tied tensors appear twice
+                    seen.add(tensor.data_ptr())
                     yield from _stale_plain(tensor, {name: views[name] for name in names}, checksums)
+    if apart := sorted(set(views) - compared):
+        logger.warning("%d weights lie in a layout that is not compared after a publish: %s", len(apart), apart[:5])
 
 
 def _checkpoint_names(path: str, kind: str, packed: dict[str, list[str]]) -> list[str]:

@@ -38,7 +38,8 @@ class WorkerLink:
         self.index = index
         self._log_path = log_path
         self._environment = environment
-        self._folder = Path(tempfile.mkdtemp(prefix="thundersync-worker-"))
+        self.folder = _private_folder()
+        """For its socket and its weight arena; the worker removes it when this process is killed."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -56,7 +57,7 @@ class WorkerLink:
 
     async def start(self, setup: m.Setup) -> m.Ready:
         """Start the process and let it load the policy. Raises WorkerLost."""
-        endpoint = f"ipc://{self._folder}/socket"
+        endpoint = f"ipc://{self.folder}/socket"
         self._socket.bind(endpoint)
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -65,6 +66,7 @@ class WorkerLink:
                 "thundersync.learn.worker",
                 f"--endpoint={endpoint}",
                 f"--parent={os.getpid()}",
+                f"--folder={self.folder}",
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -110,7 +112,7 @@ class WorkerLink:
                     await process.wait()
         self._socket.close()
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _receive(self, limit_s: float, what: str) -> tuple[bytes, bytes]:
         """The next message, unless the process ends or the time is up first."""
@@ -132,8 +134,20 @@ class WorkerLink:
             for waiting in (message, death):
                 waiting.cancel()
 
+    @property
+    def arena_path(self) -> Path:
+        """Where the worker makes the file it publishes weights in."""
+        return self.folder / "weights"
+
     def _lost(self, what: str) -> WorkerLost:
         return WorkerLost(
             f"trainer worker {self.index} (process {self.pid}) {what}\n{log_tail(self._log_path)}",
             remedy=f"The whole log is {self._log_path}. Continue from the last checkpoint with --resume.",
         )
+
+
+def _private_folder() -> Path:
+    """In shared memory where there is one: weights are published through it."""
+    shared = Path("/dev/shm")
+    where = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix=f"thundersync-{os.getpid()}-", dir=where))

@@ -21,14 +21,13 @@ import zmq
 
 from thundersync.generate.arena import create_arena, fill_arena
 from thundersync.generate.base import WeightArena
+from thundersync.generate.child import end_with_parent
 from thundersync.learn import messages as m
 from thundersync.learn.checkpoint import load_optimizer, save_checkpoint
 from thundersync.learn.flat import FlatParameters
 from thundersync.learn.optimizer import Optimizer
 from thundersync.learn.policy import load_policy
 from thundersync.learn.step_gradient import StepGradient
-
-PARENT_CHECK_MS = 1000
 
 
 class Worker:
@@ -109,8 +108,9 @@ class Worker:
         )
 
 
-def serve(endpoint: str, parent: int) -> None:
-    """Connect, answer until told to stop or until the parent is gone."""
+def serve(endpoint: str, parent: int, folder: Path) -> None:
+    """Connect and answer until told to stop. When the parent is gone, end at once and remove `folder`."""
+    end_with_parent(parent, remove=folder)
     decoder, encoder = msgspec.msgpack.Decoder(m.AnyRequest), msgspec.msgpack.Encoder()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.linger = 2000
@@ -119,10 +119,6 @@ def serve(endpoint: str, parent: int) -> None:
     try:
         socket.send(b"hello")
         while True:
-            if not socket.poll(PARENT_CHECK_MS):
-                if os.getppid() != parent:
-                    return
-                continue
             request = decoder.decode(socket.recv())
             try:
                 reply = worker.answer(request)
@@ -155,5 +151,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
-    serve(arguments.endpoint, arguments.parent)
+    serve(arguments.endpoint, arguments.parent, arguments.folder)

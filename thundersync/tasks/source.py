@@ -37,6 +37,11 @@ class TaskSource:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def tasks(self) -> list[Task]:
+        """All of them, by id."""
+        return [self._by_id[task_id] for task_id in sorted(self._by_id)]
+
     def step(self, step_index: int) -> list[Task]:
         """The `prompts_per_step` tasks of a step, counted from 0; one may come twice only across an epoch's end."""
         first = step_index * self._prompts_per_step

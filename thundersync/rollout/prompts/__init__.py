@@ -41,7 +41,9 @@ def parse_prompt(text: str, *, source: str) -> list[Message]:
     front, *rest = _HEADING.split(_COMMENT.sub("", text))
     messages = [Message(role="system", content=front.strip())] if front.strip() else []
     for role, content in zip(rest[::2], rest[1::2], strict=True):
-        messages.append(Message(role=cast(Literal["system", "user", "assistant", "tool"], role), content=content.strip()))
+        messages.append(
+            Message(role=cast(Literal["system", "user", "assistant", "tool"], role), content=content.strip())
+        )
     roles = [message.role for message in messages if message.role != "system"]
     if any(role != ("user", "assistant")[index % 2] for index, role in enumerate(roles)) or len(roles) % 2:
         raise ConfigError(

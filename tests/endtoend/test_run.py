@@ -1,0 +1,161 @@
+"""Whole runs from the command line: what they leave behind, what signals do, and how they continue."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.endtoend.rig import Run, count, raw_config
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def start(tmp_path: Path, model: Path) -> Iterator[object]:
+    runs: list[Run] = []
+
+    def begin(*arguments: str, **changes: object) -> Run:
+        file = tmp_path / "config.toml"
+        if not file.exists():
+            file.write_text(tomli_w.dumps(raw_config(tmp_path, model, **changes)))
+        runs.append(Run(tmp_path, file, *arguments))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+
+
+def rows(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.events.parent / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_commits_publishes_and_leaves_its_folder_and_nothing_else(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run = start()
+    assert run.wait() == 0, run.text()
+    assert run.left_behind() == []
+    folder = run.events.parent
+    metrics = rows(run)
+    assert [row["step"] for row in metrics] == [0, 1, 2]
+    needed = {
+        "reward_mean", "reward_std", "step_s", "engine_busy", "trainer_busy", "queue_wait_s", "tokens", "staleness",
+        "mismatch_mean", "mismatch_max", "grad_norm",
+    }  # fmt: skip
+    assert needed <= set(metrics[0])
+    for row in metrics:
+        assert row["staleness"] == 0
+        assert row["mismatch_max"] < 1e-3  # float32 on both sides
+    assert metrics[-1]["policy_version"] == 3 - sum(row["empty"] for row in metrics)
+    listed = subprocess.run(
+        f"zstdcat {folder}/rollouts/step-000001.jsonl.zst | jq -r .outcome.type | sort | uniq -c",
+        shell=True, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert listed.stdout.split() == ["6", "scored"]
+    kinds = {str(event["kind"]) for event in run.read_events()}
+    assert {"run_started", "step_opened", "turn_generated", "rollout_scored", "group_closed", "step_committed",
+            "weights_published", "checkpoint_saved", "gauges", "run_finished"} <= kinds  # fmt: skip
+    assert "step 3/3 committed" in run.text()
+    seen = subprocess.run(
+        [sys.executable, "-m", "thundersync", "monitor", str(folder), "--plain"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "step 3/3 committed" in seen.stdout
+
+
+@pytest.mark.parametrize("moment", ["at_start", "generating", "committing"])
+def test_ctrl_c_leaves_nothing_and_a_second_run_starts_at_once(start, moment: str) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=200)
+    if moment == "at_start":
+        run.until(lambda events: "starting" in run.text())
+    elif moment == "generating":
+        run.until(lambda events: count(events, "turn_started") > 3)
+    else:
+        run.until(lambda events: count(events, "step_committed") > 0)
+    run.signal(signal.SIGINT)
+    assert run.wait(limit_s=60) == 130, run.text()
+    assert run.left_behind() == []
+    again = start("--resume", "--set", "max_steps=2")
+    assert again.wait() == 0, again.text()
+
+
+def test_a_killed_run_leaves_nothing_and_resumes_from_its_last_commit(start, model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=4)
+    run.until(lambda events: count(events, "checkpoint_saved") >= 2)
+    run.signal(signal.SIGKILL)
+    run.wait()
+    # Its children end and clean up for it; only the feed's socket file stays, in the run's own folder.
+    assert [Path(left).name for left in run.left_behind()] == ["feed.sock"]
+    before = rows(run)
+    resumed = start("--resume")
+    assert resumed.wait() == 0, resumed.text()
+    after = rows(resumed)
+    assert [row["step"] for row in after] == [0, 1, 2, 3]
+    assert after[:2] == before[:2]
+    opened: dict[int, list[str]] = {}
+    for event in resumed.read_events():
+        if event["kind"] == "step_opened":
+            opened.setdefault(int(str(event["step"])), event["task_ids"])  # type: ignore[arg-type]
+            assert opened[int(str(event["step"]))] == event["task_ids"]  # the same tasks each time
+    checkpoint = sorted((resumed.events.parent / "checkpoints").glob("step-*"))[-1]
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+
+
+def test_a_killed_trainer_ends_the_run_within_seconds_with_its_log_and_a_remedy(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=200)
+    run.until(lambda events: count(events, "step_committed") > 0)
+    run.child("thundersync.learn.worker").kill()
+    assert run.wait(limit_s=30) == 1
+    assert "trainer worker 0" in run.text()
+    assert "--resume" in run.text()
+    assert run.left_behind() == []
+
+
+def test_a_killed_engine_is_restarted_and_the_run_goes_on(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=4)
+    run.until(lambda events: count(events, "step_committed") > 0)
+    run.child("EngineCore").kill()
+    assert run.wait() == 0, run.text()
+    assert count(run.read_events(), "step_committed") == 4
+    assert any("restarted" in str(event.get("text")) for event in run.read_events())
+    assert run.left_behind() == []
+
+
+def test_a_second_run_of_the_same_name_is_refused_with_a_remedy(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    (tmp_path / "runs" / "run" / "config.toml").write_text("")
+    run = start()
+    assert run.wait() == 1
+    assert "--resume" in run.text()
+    assert "Traceback" not in run.text()
+
+
+def test_a_lazy_run_does_the_same_work_after_the_last_reward(start) -> None:  # type: ignore[no-untyped-def]
+    run = start("--set", "stream.mode=lazy", "--set", "max_steps=2")
+    assert run.wait() == 0, run.text()
+    landed = 0
+    for event in run.read_events():
+        if event["kind"] == "step_opened":
+            landed = 0
+        landed += event["kind"] == "rollout_scored"
+        if event["kind"] == "pass_started":
+            assert landed == 6
+    shutil.rmtree(run.folder / "runs")

@@ -39,7 +39,9 @@ def quoted(text: str) -> str:
     return "$'" + text.replace("'", "\\'").replace("\n", "\\n") + "'" if "\n" in text else f'"{text}"'
 
 
-# Kinds of task. Each takes the sentence that asks, so that train and eval can word it differently.
+# Kinds of task. Each takes the sentence that asks. A few words decide whether a small model succeeds one time in three
+# or never: the sentences below were chosen by the probability that SmolLM2-135M-Instruct gives to a right answer,
+# mostly 0.1 to 0.5, and close to 0 for the level "hard".
 
 
 def folder(ask: str, *names: str) -> Spec:
@@ -63,36 +65,35 @@ def nested(ask: str, outer: str, inner: str) -> Spec:
     )
 
 
-def empty(ask: str, *names: str) -> Spec:
+def touch(ask: str, name: str) -> Spec:
     return Spec(
-        name="empty-" + "-".join(stem(name) for name in names),
-        level="easy" if len(names) == 1 else "medium",
+        name=f"touch-{stem(name)}",
+        level="easy",
         ask=ask,
-        wanted=[f"[ -f {name} ] && [ ! -s {name} ]" for name in names],
-        solution="touch " + " ".join(names),
+        wanted=[f"[ -f {name} ] && [ ! -s {name} ]"],
+        solution=f"touch {name}",
     )
 
 
-def write(ask: str, **texts: str) -> Spec:
-    """`texts` maps a file's stem to its text; every file ends in .txt."""
+def write(ask: str, name: str, text: str) -> Spec:
     return Spec(
-        name="write-" + "-".join(texts),
-        level="easy" if len(texts) == 1 else "medium",
+        name=f"write-{stem(name)}",
+        level="easy" if " " not in text else "medium",
         ask=ask,
-        wanted=[holds(f"{name}.txt", text) for name, text in texts.items()],
-        solution="\n".join(f'echo "{text}" > {name}.txt' for name, text in texts.items()),
+        wanted=[holds(name, text)],
+        solution=f'echo "{text}" > {name}',
     )
 
 
 def delete(ask: str, *names: str, keep: str) -> Spec:
-    files = {name: f"text of {stem(name)}\n" for name in (*names, keep)}
+    """`keep` lies beside them, so that deleting everything earns nothing."""
     return Spec(
         name="delete-" + "-".join(stem(name) for name in names),
         level="easy" if len(names) == 1 else "medium",
         ask=ask,
         wanted=[f"[ ! -e {name} ]" for name in names],
         solution="rm " + " ".join(names),
-        files=files,
+        files={name: f"text of {stem(name)}\n" for name in (*names, keep)},
         kept=[keep],
     )
 
@@ -108,18 +109,6 @@ def rename(ask: str, old: str, new: str, text: str) -> Spec:
     )
 
 
-def copy(ask: str, old: str, new: str, text: str) -> Spec:
-    return Spec(
-        name=f"copy-{stem(old)}-{stem(new)}",
-        level="easy",
-        ask=ask,
-        wanted=[holds(new, text)],
-        solution=f"cp {old} {new}",
-        files={old: text + "\n"},
-        kept=[old],
-    )
-
-
 def move(ask: str, name: str, target: str, text: str) -> Spec:
     return Spec(
         name=f"move-{stem(name)}-{target}",
@@ -131,65 +120,15 @@ def move(ask: str, name: str, target: str, text: str) -> Spec:
     )
 
 
-def append(ask: str, name: str, old: str, new: str) -> Spec:
+def copy(ask: str, old: str, new: str, text: str) -> Spec:
     return Spec(
-        name=f"append-{stem(name)}-{new}",
+        name=f"copy-{stem(old)}-{stem(new)}",
         level="medium",
         ask=ask,
-        wanted=[holds(name, f"{old}\n{new}")],
-        solution=f'echo "{new}" >> {name}',
-        files={name: old + "\n"},
-    )
-
-
-def count(ask: str, name: str, target: str, lines: Sequence[str]) -> Spec:
-    return Spec(
-        name=f"count-{stem(name)}",
-        level="medium",
-        ask=ask,
-        # `wc -l FILE` writes the file's name too: half of what was asked.
-        wanted=[
-            f'read -r first rest < {target} && [ "$first" = {len(lines)} ]',
-            f'[ "$(cat {target})" = {len(lines)} ]',
-        ],
-        solution=f"wc -l < {name} > {target}",
-        files={name: "\n".join(lines) + "\n"},
-        kept=[name],
-    )
-
-
-def sort(ask: str, name: str, target: str, lines: Sequence[str]) -> Spec:
-    return Spec(
-        name=f"sort-{stem(name)}",
-        level="medium",
-        ask=ask,
-        wanted=[holds(target, "\n".join(sorted(lines)))],
-        solution=f"sort {name} > {target}",
-        files={name: "\n".join(lines) + "\n"},
-        kept=[name],
-    )
-
-
-def pick(ask: str, name: str, target: str, word: str, lines: Sequence[str]) -> Spec:
-    return Spec(
-        name=f"pick-{stem(name)}-{word}",
-        level="hard",
-        ask=ask,
-        wanted=[holds(target, "\n".join(line for line in lines if word in line))],
-        solution=f"grep {word} {name} > {target}",
-        files={name: "\n".join(lines) + "\n"},
-        kept=[name],
-    )
-
-
-def replace(ask: str, name: str, old: str, new: str, text: str) -> Spec:
-    return Spec(
-        name=f"replace-{old}-{new}",
-        level="hard",
-        ask=ask,
-        wanted=[holds(name, text.replace(old, new))],
-        solution=f"sed -i 's/{old}/{new}/g' {name}",
-        files={name: text + "\n"},
+        wanted=[holds(new, text)],
+        solution=f"cp {old} {new}",
+        files={old: text + "\n"},
+        kept=[old],
     )
 
 
@@ -205,6 +144,65 @@ def executable(ask: str, name: str) -> Spec:
     )
 
 
+def append(ask: str, name: str, old: str, new: str) -> Spec:
+    return Spec(
+        name=f"append-{stem(name)}",
+        level="hard",
+        ask=ask,
+        wanted=[holds(name, f"{old}\n{new}")],
+        solution=f'echo "{new}" >> {name}',
+        files={name: old + "\n"},
+    )
+
+
+def count(ask: str, name: str, target: str, lines: Sequence[str]) -> Spec:
+    return Spec(
+        name=f"count-{stem(name)}",
+        level="hard",
+        ask=ask,
+        # `wc -l FILE` writes the file's name too: half of what was asked.
+        wanted=[f'read -r first rest < {target} && [ "$first" = {len(lines)} ]', holds(target, str(len(lines)))],
+        solution=f"wc -l < {name} > {target}",
+        files={name: "\n".join(lines) + "\n"},
+        kept=[name],
+    )
+
+
+def sort(ask: str, name: str, target: str, lines: Sequence[str]) -> Spec:
+    return Spec(
+        name=f"sort-{stem(name)}",
+        level="hard",
+        ask=ask,
+        wanted=[holds(target, "\n".join(sorted(lines)))],
+        solution=f"sort {name} > {target}",
+        files={name: "\n".join(lines) + "\n"},
+        kept=[name],
+    )
+
+
+def find(ask: str, name: str, target: str, word: str, lines: Sequence[str]) -> Spec:
+    return Spec(
+        name=f"find-{stem(name)}",
+        level="hard",
+        ask=ask,
+        wanted=[holds(target, "\n".join(line for line in lines if word in line))],
+        solution=f"grep {word} {name} > {target}",
+        files={name: "\n".join(lines) + "\n"},
+        kept=[name],
+    )
+
+
+def replace(ask: str, name: str, old: str, new: str, text: str) -> Spec:
+    return Spec(
+        name=f"replace-{stem(name)}",
+        level="hard",
+        ask=ask,
+        wanted=[holds(name, text.replace(old, new))],
+        solution=f"sed -i 's/{old}/{new}/g' {name}",
+        files={name: text + "\n"},
+    )
+
+
 def stem(name: str) -> str:
     return name.rsplit(".", 1)[0]
 
@@ -213,70 +211,70 @@ TRAIN: list[Spec] = [
     folder("Create a folder named reports.", "reports"),
     folder("Create a folder named photos.", "photos"),
     folder("Create a folder named backup.", "backup"),
-    folder("Make a directory called music.", "music"),
-    folder("Make a directory called tools.", "tools"),
-    folder("Create two folders named red and blue.", "red", "blue"),
-    folder("Create the folders north and south.", "north", "south"),
-    folder("Make two directories called cats and dogs.", "cats", "dogs"),
-    nested("Create a folder named src with a folder named lib inside it.", "src", "lib"),
-    nested("Create the folder data/raw.", "data", "raw"),
-    empty("Create an empty file named todo.txt.", "todo.txt"),
-    empty("Create an empty file named plan.txt.", "plan.txt"),
-    empty("Create the empty files one.txt and two.txt.", "one.txt", "two.txt"),
-    write("Create a file named hello.txt with the text hello.", hello="hello"),
-    write("Create a file named color.txt with the text green.", color="green"),
-    write("Create a file named fruit.txt that contains the word apple.", fruit="apple"),
-    write("Write the word monday to day.txt.", day="monday"),
-    write("Write good morning to greet.txt.", greet="good morning"),
-    write("Write cat to a.txt and dog to b.txt.", a="cat", b="dog"),
-    write("Write yes to first.txt and no to second.txt.", first="yes", second="no"),
-    delete("Delete the file old.txt.", "old.txt", keep="new.txt"),
+    folder("Create a directory named music.", "music"),
+    folder("Create a new directory called downloads.", "downloads"),
+    folder("Create the directory kitchen.", "kitchen"),
+    folder("Create two folders named cats and dogs.", "cats", "dogs"),
+    folder("Create two folders named images and videos.", "images", "videos"),
+    folder("Create the directories alpha beta.", "alpha", "beta"),
+    nested("Create the folder src/lib.", "src", "lib"),
+    nested("Create the folder home/docs.", "home", "docs"),
+    nested("Create the directory web/css.", "web", "css"),
+    touch("Touch the file todo.txt.", "todo.txt"),
+    touch("Touch the file plan.txt.", "plan.txt"),
+    touch("Touch the file lock.txt.", "lock.txt"),
+    write("Write the word cat to pet.txt.", "pet.txt", "cat"),
+    write("Write the word monday to day.txt.", "day.txt", "monday"),
+    write("Write the word apple to fruit.txt.", "fruit.txt", "apple"),
+    write("Write the word green to color.txt.", "color.txt", "green"),
+    write("Write the word done to status.txt.", "status.txt", "done"),
+    write("Write the word coffee to drink.txt.", "drink.txt", "coffee"),
+    write("Write the words good morning to greeting.txt.", "greeting.txt", "good morning"),
     delete("Delete the file junk.txt.", "junk.txt", keep="gold.txt"),
-    delete("Remove the file draft.txt.", "draft.txt", keep="final.txt"),
-    delete("Remove the file temp.log.", "temp.log", keep="main.log"),
+    delete("Delete the file secret.txt.", "secret.txt", keep="public.txt"),
+    delete("Delete the file temp.log.", "temp.log", keep="main.log"),
+    delete("Remove the file old.txt.", "old.txt", keep="new.txt"),
+    delete("Remove the file trash.txt.", "trash.txt", keep="store.txt"),
     delete("Delete the files x.txt and y.txt.", "x.txt", "y.txt", keep="z.txt"),
-    delete("Remove both cache.txt and trash.txt.", "cache.txt", "trash.txt", keep="store.txt"),
+    delete("Remove the files a.log and b.log.", "a.log", "b.log", keep="c.log"),
     rename("Rename the file apple.txt to pear.txt.", "apple.txt", "pear.txt", "sweet"),
-    rename("Rename the file start.txt to end.txt.", "start.txt", "end.txt", "a long way"),
-    rename("Rename lion.txt to tiger.txt.", "lion.txt", "tiger.txt", "stripes"),
-    copy("Copy the file data.txt to copy.txt.", "data.txt", "copy.txt", "1 2 3"),
-    copy("Copy the file song.txt to tune.txt.", "song.txt", "tune.txt", "la la la"),
-    copy("Make a copy of book.txt named novel.txt.", "book.txt", "novel.txt", "chapter one"),
+    rename("Rename the file lion.txt to tiger.txt.", "lion.txt", "tiger.txt", "stripes"),
+    rename("Rename the file draft.txt to final.txt.", "draft.txt", "final.txt", "dear reader"),
+    rename("Rename start.txt to end.txt.", "start.txt", "end.txt", "a long way"),
     move("Move the file letter.txt into the folder mail.", "letter.txt", "mail", "dear friend"),
-    move("Move the file bread.txt into the folder kitchen.", "bread.txt", "kitchen", "fresh"),
-    append("Add the line milk to the end of list.txt.", "list.txt", "eggs", "milk"),
-    append("Append the word done to log.txt.", "log.txt", "started", "done"),
-    count("Write the number of lines in names.txt to count.txt.", "names.txt", "count.txt", ["ann", "bob", "cy"]),
-    count("Count the lines of rows.txt and save the number in total.txt.", "rows.txt", "total.txt", list("abcdefg")),
-    sort("Sort the lines of words.txt into sorted.txt.", "words.txt", "sorted.txt", ["pear", "fig", "kiwi", "apple"]),
-    pick(
-        "Save the lines of app.txt with error to bad.txt.", "app.txt", "bad.txt", "error", ["ok 1", "error 2", "ok 3"]
-    ),
-    replace("Replace the word red with blue in paint.txt.", "paint.txt", "red", "blue", "a red door"),
+    move("Move the file song.txt into the folder music.", "song.txt", "music", "la la la"),
+    move("Move book.txt into the folder library.", "book.txt", "library", "chapter one"),
+    move("Move the file report.txt to archive.", "report.txt", "archive", "all well"),
+    copy("Use cp to copy tea.txt to cup.txt.", "tea.txt", "cup.txt", "black tea"),
+    copy("Copy the file a.txt to b.txt.", "a.txt", "b.txt", "1 2 3"),
+    executable("Make the file test.sh executable.", "test.sh"),
     executable("Make the file run.sh executable.", "run.sh"),
+    append("Append the word milk to list.txt.", "list.txt", "eggs", "milk"),
+    count("Write the number of lines in names.txt to count.txt.", "names.txt", "count.txt", ["ann", "bob", "cy"]),
+    sort("Sort words.txt into sorted.txt.", "words.txt", "sorted.txt", ["pear", "fig", "kiwi", "apple"]),
+    find("Write the lines of app.log with error to bad.log.", "app.log", "bad.log", "error", ["fine", "error 7", "ok"]),
+    replace("Replace the word red with blue in paint.txt.", "paint.txt", "red", "blue", "a red door"),
 ]
 
 EVAL: list[Spec] = [
     folder("Create a folder named garden.", "garden"),
-    folder("Make a new directory called videos.", "videos"),
+    folder("Create a directory named tools.", "tools"),
     folder("Create two folders named sun and moon.", "sun", "moon"),
-    nested("Create a folder named city with a folder named park inside it.", "city", "park"),
-    empty("Create an empty file named blank.txt.", "blank.txt"),
-    write("Create a file named animal.txt with the text horse.", animal="horse"),
-    write("Write the word winter to season.txt.", season="winter"),
-    write("Write tea to left.txt and milk to right.txt.", left="tea", right="milk"),
+    nested("Create the folder app/logs.", "app", "logs"),
+    touch("Touch the file notes.txt.", "notes.txt"),
+    touch("Touch the file index.html.", "index.html"),
+    write("Write the word winter to season.txt.", "season.txt", "winter"),
+    write("Write the word horse to animal.txt.", "animal.txt", "horse"),
     delete("Delete the file wrong.txt.", "wrong.txt", keep="right.txt"),
     delete("Remove the file stale.log.", "stale.log", keep="live.log"),
     delete("Delete the files p.txt and q.txt.", "p.txt", "q.txt", keep="r.txt"),
     rename("Rename the file lake.txt to river.txt.", "lake.txt", "river.txt", "cold water"),
     rename("Rename wolf.txt to bear.txt.", "wolf.txt", "bear.txt", "grey fur"),
-    copy("Copy the file poem.txt to verse.txt.", "poem.txt", "verse.txt", "roses"),
     move("Move the file ticket.txt into the folder travel.", "ticket.txt", "travel", "seat 12"),
-    append("Add the line salt to the end of shop.txt.", "shop.txt", "pepper", "salt"),
-    count(
-        "Write the number of lines in cities.txt to number.txt.", "cities.txt", "number.txt", ["rome", "oslo", "lima"]
-    ),
-    sort("Sort the lines of birds.txt into order.txt.", "birds.txt", "order.txt", ["swan", "crow", "duck"]),
+    move("Move photo.txt into the folder album.", "photo.txt", "album", "a beach"),
+    copy("Use cp to copy poem.txt to verse.txt.", "poem.txt", "verse.txt", "roses"),
+    executable("Make the file build.sh executable.", "build.sh"),
+    count("Write the number of lines in cities.txt to total.txt.", "cities.txt", "total.txt", ["rome", "oslo", "lima"]),
 ]
 
 TASK_TOML = """\

@@ -80,8 +80,8 @@ async def test_cheap_tricks_earn_nothing(runtime: ProcessRuntime, hack: str, spa
 async def test_half_of_what_was_asked_earns_half(runtime: ProcessRuntime) -> None:
     attempts = {
         "folder-sun-moon": ["mkdir sun", "mkdir moon"],
-        "nested-city-park": ["mkdir city", "mkdir city/park"],
-        "count-cities": ["wc -l cities.txt > number.txt", "wc -l < cities.txt > number.txt"],
+        "nested-app-logs": ["mkdir app", "mkdir app/logs"],
+        "count-cities": ["wc -l cities.txt > total.txt", "wc -l < cities.txt > total.txt"],
         "delete-p-q": ["rm p.txt", "rm q.txt"],
     }
     assert await rewards_of_all(runtime, attempts) == {task_id: [0.5, 1.0] for task_id in attempts}
@@ -90,7 +90,7 @@ async def test_half_of_what_was_asked_earns_half(runtime: ProcessRuntime) -> Non
 def test_train_and_eval_share_no_task_and_no_sentence() -> None:
     for key in ("task_id", "instruction"):
         assert not {getattr(task, key) for task in TRAIN} & {getattr(task, key) for task in EVAL}
-    assert (len(TRAIN), len(EVAL)) == (42, 18)
+    assert (len(TRAIN), len(EVAL)) == (46, 18)
 
 
 def test_instructions_are_one_short_sentence() -> None:

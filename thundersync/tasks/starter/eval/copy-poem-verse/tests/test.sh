@@ -1,5 +1,5 @@
 #!/bin/bash
-# Copy the file poem.txt to verse.txt.
+# Use cp to copy poem.txt to verse.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

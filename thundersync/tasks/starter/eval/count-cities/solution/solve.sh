@@ -1,2 +1,2 @@
 #!/bin/bash
-wc -l < cities.txt > number.txt
+wc -l < cities.txt > total.txt

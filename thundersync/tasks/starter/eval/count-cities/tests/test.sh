@@ -1,5 +1,5 @@
 #!/bin/bash
-# Write the number of lines in cities.txt to number.txt.
+# Write the number of lines in cities.txt to total.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0
@@ -8,8 +8,8 @@ cd /work || exit 0
 { [ -f cities.txt ] && [ "$(cat cities.txt)" = $'rome\noslo\nlima' ]; } || exit 0
 
 met=0
-if read -r first rest < number.txt && [ "$first" = 3 ]; then met=$((met + 1)); fi
-if [ "$(cat number.txt)" = 3 ]; then met=$((met + 1)); fi
+if read -r first rest < total.txt && [ "$first" = 3 ]; then met=$((met + 1)); fi
+if [ -f total.txt ] && [ "$(cat total.txt)" = "3" ]; then met=$((met + 1)); fi
 case $met in
   1) echo 0.5 > /logs/verifier/reward.txt ;;
   2) echo 1 > /logs/verifier/reward.txt ;;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Create a file named animal.txt with the text horse.
+# Write the word horse to animal.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

@@ -9,7 +9,7 @@ cd /work || exit 0
 
 met=0
 if read -r first rest < count.txt && [ "$first" = 3 ]; then met=$((met + 1)); fi
-if [ "$(cat count.txt)" = 3 ]; then met=$((met + 1)); fi
+if [ -f count.txt ] && [ "$(cat count.txt)" = "3" ]; then met=$((met + 1)); fi
 case $met in
   1) echo 0.5 > /logs/verifier/reward.txt ;;
   2) echo 1 > /logs/verifier/reward.txt ;;

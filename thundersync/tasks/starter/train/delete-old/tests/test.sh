@@ -1,5 +1,5 @@
 #!/bin/bash
-# Delete the file old.txt.
+# Remove the file old.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

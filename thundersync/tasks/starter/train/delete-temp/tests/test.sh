@@ -1,5 +1,5 @@
 #!/bin/bash
-# Remove the file temp.log.
+# Delete the file temp.log.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

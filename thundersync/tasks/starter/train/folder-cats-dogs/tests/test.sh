@@ -1,5 +1,5 @@
 #!/bin/bash
-# Make two directories called cats and dogs.
+# Create two folders named cats and dogs.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Make a directory called music.
+# Create a directory named music.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Create a folder named src with a folder named lib inside it.
+# Create the folder src/lib.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Rename lion.txt to tiger.txt.
+# Rename the file lion.txt to tiger.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

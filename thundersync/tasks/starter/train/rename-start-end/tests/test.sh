@@ -1,5 +1,5 @@
 #!/bin/bash
-# Rename the file start.txt to end.txt.
+# Rename start.txt to end.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Sort the lines of words.txt into sorted.txt.
+# Sort words.txt into sorted.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

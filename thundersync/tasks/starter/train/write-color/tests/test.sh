@@ -1,5 +1,5 @@
 #!/bin/bash
-# Create a file named color.txt with the text green.
+# Write the word green to color.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Create a file named fruit.txt that contains the word apple.
+# Write the word apple to fruit.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
 cd /work || exit 0

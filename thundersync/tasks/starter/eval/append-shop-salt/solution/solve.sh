@@ -1,2 +1,0 @@
-#!/bin/bash
-echo "salt" >> shop.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-sort birds.txt > order.txt

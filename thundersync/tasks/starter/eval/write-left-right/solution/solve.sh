@@ -1,3 +1,0 @@
-#!/bin/bash
-echo "tea" > left.txt
-echo "milk" > right.txt

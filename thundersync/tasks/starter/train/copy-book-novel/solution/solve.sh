@@ -1,2 +1,0 @@
-#!/bin/bash
-cp book.txt novel.txt

@@ -1,2 +1,0 @@
-#!/bin/bash
-cp song.txt tune.txt

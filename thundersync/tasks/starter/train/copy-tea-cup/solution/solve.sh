@@ -1,0 +1,2 @@
+#!/bin/bash
+cp tea.txt cup.txt

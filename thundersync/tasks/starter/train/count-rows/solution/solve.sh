@@ -1,2 +1,0 @@
-#!/bin/bash
-wc -l < rows.txt > total.txt

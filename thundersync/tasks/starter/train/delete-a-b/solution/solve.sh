@@ -1,0 +1,2 @@
+#!/bin/bash
+rm a.log b.log

@@ -1,2 +1,0 @@
-#!/bin/bash
-rm cache.txt trash.txt

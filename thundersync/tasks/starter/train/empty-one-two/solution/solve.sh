@@ -1,2 +1,0 @@
-#!/bin/bash
-touch one.txt two.txt

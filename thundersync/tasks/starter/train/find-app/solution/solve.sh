@@ -1,0 +1,2 @@
+#!/bin/bash
+grep error app.log > bad.log

@@ -1,2 +1,0 @@
-#!/bin/bash
-mv bread.txt kitchen/

@@ -1,0 +1,2 @@
+#!/bin/bash
+mv report.txt archive/

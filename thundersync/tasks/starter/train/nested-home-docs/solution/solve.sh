@@ -1,0 +1,2 @@
+#!/bin/bash
+mkdir -p home/docs

@@ -1,2 +1,0 @@
-#!/bin/bash
-grep error app.txt > bad.txt

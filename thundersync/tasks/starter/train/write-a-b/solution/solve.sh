@@ -1,3 +1,0 @@
-#!/bin/bash
-echo "cat" > a.txt
-echo "dog" > b.txt

@@ -1,3 +1,0 @@
-#!/bin/bash
-echo "yes" > first.txt
-echo "no" > second.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "good morning" > greeting.txt

@@ -1,0 +1,80 @@
+"""Imports point one way, and heavy libraries stay in the rooms that own them."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+OWNERS = {
+    "torch": ("thundersync/learn/", "thundersync/generate/"),
+    "transformers": ("thundersync/learn/", "thundersync/generate/", "thundersync/rollout/dialogue.py"),
+    "vllm": ("thundersync/generate/vllm",),
+    "zmq": ("thundersync/learn/link.py", "thundersync/learn/worker.py", "thundersync/monitor/", "thundersync/generate/"),
+    "aiodocker": ("sandboxes/",),
+    "rich": (
+        "thundersync/monitor/",
+        "thundersync/doctor/",
+        "thundersync/session.py",
+        "thundersync/__main__.py",
+    ),
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+SOURCES = [p for top in ("thundersync", "sandboxes") for p in (REPO / top).rglob("*.py") if "starter" not in p.parts]
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_heavy_library_is_imported_only_in_its_rooms(library: str) -> None:
+    strangers = [
+        name
+        for path in SOURCES
+        if not (name := str(path.relative_to(REPO))).startswith(OWNERS[library])
+        and any(module == library or module.startswith(f"{library}.") for module in imports(path))
+    ]
+    assert strangers == []
+
+
+def test_the_core_imports_only_itself_and_the_errors() -> None:
+    for path in (REPO / "thundersync" / "core").glob("*.py"):
+        own = {m for m in imports(path) if m.startswith(("thundersync", "sandboxes"))}
+        assert all(m.startswith("thundersync.core") or m == "thundersync.errors" for m in own), path
+        assert not imports(path) & {"asyncio", "time", "logging", "structlog", "os"}, path
+
+
+def test_sandboxes_know_nothing_of_training() -> None:
+    for path in (REPO / "sandboxes").glob("*.py"):
+        assert not any(module.startswith("thundersync") for module in imports(path)), path
+
+
+def test_only_the_engine_and_the_commands_import_every_room() -> None:
+    rooms = ("tasks", "rollout", "generate", "score", "learn", "monitor")
+    for path in SOURCES:
+        name = str(path.relative_to(REPO))
+        if name.count("/") < 2 or not name.startswith("thundersync/"):
+            continue  # modules at the top join rooms
+        own = name.split("/")[1]
+        other = {m.split(".")[1] for m in imports(path) if m.startswith("thundersync.") and m.split(".")[1] in rooms}
+        assert len(other - {own}) <= 3, (name, other)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, thundersync; heavy = {'torch', 'vllm', 'transformers', 'zmq', 'aiodocker', 'rich'} & set(sys.modules);"
+        "assert not heavy, heavy; import thundersync.engine; heavy = {'torch', 'vllm', 'transformers'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO, timeout=60)

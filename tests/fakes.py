@@ -16,7 +16,7 @@ from msgspec import Struct
 from sandboxes.base import Command, Result, SandboxSpec
 from sandboxes.errors import FileMissing, FileTooLarge, SandboxGone
 from thundersync.core.types import Checker, FinishReason, Image, Task
-from thundersync.errors import EngineFailed, PublishFailed
+from thundersync.errors import EngineDied, PublishFailed
 from thundersync.generate.base import EngineStats, Generation, Sampling, WeightArena
 from thundersync.monitor.events import AnyEvent
 
@@ -158,7 +158,7 @@ class FakeGenerator:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
         if self.dead or self.closed:
-            raise EngineFailed("the fake engine is dead")
+            raise EngineDied("the fake engine is dead")
         asked = Asked(prompt_ids=list(prompt_ids), sampling=sampling, request_id=request_id)
         self.asked.append(asked)
         self.running += 1

@@ -7,7 +7,7 @@ from thundersync.errors import ResumeError
 
 
 def state(step: int) -> CheckpointState:
-    return CheckpointState(step=step, policy_version=step, seed=1, model="m")
+    return CheckpointState(step=step, policy_version=step, seed=1, model="m", prompts_per_step=2, tasks="t")
 
 
 async def save(checkpoints: Checkpoints, step: int, tokenizer: Path) -> Path:

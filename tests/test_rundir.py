@@ -147,23 +147,22 @@ async def test_rows_land_in_the_order_they_were_asked_for(tmp_path: Path) -> Non
         assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == list(range(30))
 
 
-@pytest.mark.parametrize("first", [0, 1])
-async def test_rewind_forgets_what_came_after_the_commit(tmp_path: Path, first: int) -> None:
+async def test_rewind_forgets_what_came_after_the_commit(tmp_path: Path) -> None:
     async with RunFolder.create(tmp_path, "first", CONFIG, False) as run:
-        for step in range(first, first + 4):
+        for step in range(4):
             await run.write_metrics({"step": step, "grad_norm": float("nan")})
             await run.write_rollouts(step, [rollout(0)])
-        await run.write_rollouts(first + 4, [rollout(0)])  # the step that was open
+        await run.write_rollouts(4, [rollout(0)])  # the step that was open
         for version in (0, 2, 4):
             await run.write_evaluation(version, [rollout(0)])
         with run.metrics.open("a") as file:
             file.write('{"step": 9')  # torn by a kill
-        assert await run.rewind(2) == 2
-        await run.write_metrics({"step": first + 2})
+        assert await run.rewind(2, 2) == 2
+        await run.write_metrics({"step": 2})
         steps = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
-        assert steps == [first, first + 1, first + 2]
+        assert steps == [0, 1, 2]
         left = sorted(file.name.removesuffix(".jsonl.zst") for file in run.rollouts.iterdir())
-        assert left == ["eval-000000", "eval-000002", f"step-{first:06d}", f"step-{first + 1:06d}"]
-        assert await run.rewind(0) == 0
+        assert left == ["eval-000000", "eval-000002", "step-000000", "step-000001"]
+        assert await run.rewind(0, 0) == 0
         assert run.metrics.read_text() == ""
         assert [file.name for file in run.rollouts.iterdir()] == ["eval-000000.jsonl.zst"]

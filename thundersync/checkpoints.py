@@ -33,6 +33,9 @@ class CheckpointState(Struct, frozen=True, kw_only=True):
     policy_version: int
     seed: int
     model: str
+    prompts_per_step: int
+    tasks: str
+    """Digest of the task ids."""
 
 
 class Checkpoints:
@@ -48,7 +51,12 @@ class Checkpoints:
         """Make `step-000010`: `write` fills a draft folder, then one rename makes it count. Returns its path."""
         target = self._folder / f"step-{state.step:06d}"
         draft = self._folder / f".{target.name}.tmp"
-        await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+        if (target / STATE_FILE).is_file():
+            return target
+        # Nothing is awaited before `write`: the worker gets the request ahead of whatever the run asks of it next, so
+        # that what is saved is what `state` says.
+        for cut_short in self._folder.glob(".step-*.tmp"):
+            shutil.rmtree(cut_short, ignore_errors=True)
         draft.mkdir(parents=True)
         await write(str(draft))
         await asyncio.to_thread(self._complete, draft, target, state, tokenizer_from)
@@ -75,7 +83,6 @@ class Checkpoints:
         for file in draft.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
-        shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
         for old in sorted(self._folder.glob("step-*"))[: -self._keep_last]:
             shutil.rmtree(old)

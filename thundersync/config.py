@@ -44,6 +44,8 @@ class AlgoConfig(Section, frozen=True, kw_only=True):
     """Cap of the importance weight."""
     min_group_size: Annotated[int, Meta(ge=1)] = 2
     on_failure: Literal["retry", "shrink", "drop"] = "retry"
+    """Of a rollout whose world failed: try it again, go on without it, or drop its whole group. What is still failed
+    after `max_attempts` shrinks its group."""
     max_attempts: Positive = 3
     """Attempts per rollout under `on_failure = "retry"`, before the group shrinks."""
 
@@ -52,6 +54,8 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
     temperature: PositiveFloat = 1.0
     max_tokens: Positive = 512
     """Per reply."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a reply, e.g. a closing fence. The tokens that complete one were sampled and are trained on."""
     max_turns: Positive = 10
     timeout_s: PositiveFloat = 1800.0
     """Wall clock per rollout, checker excluded."""
@@ -66,7 +70,8 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
 
 class EngineConfig(Section, frozen=True, kw_only=True):
     backend: Literal["auto", "vllm", "transformers"] = "auto"
-    replicas: Positive = 1
+    replicas: NonNegative = 0
+    """Engines side by side; 0 = as many as `gpus` hold, and one on a CPU."""
     gpus: list[int] = []
     cpus: list[int] = []
     """Cores the engines are pinned to on a CPU machine; empty = chosen."""
@@ -84,7 +89,6 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Cores the trainer is pinned to on a CPU machine; empty = chosen."""
     micro_batch_tokens: Positive = 8192
     """Most tokens of one backward pass, padding included."""
-    activation_checkpointing: bool = False
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
@@ -125,7 +129,7 @@ class SandboxConfig(Section, frozen=True, kw_only=True):
 class EvalConfig(Section, frozen=True, kw_only=True):
     env: EnvConfig
     interval: NonNegative = 0
-    """Commits between evaluations; 0 = only before the first and after the last."""
+    """Steps between evaluations; 0 = only before the first and after the last."""
     num_examples: NonNegative = 0
     """Tasks; 0 = all."""
     group_size: Positive = 1
@@ -134,8 +138,9 @@ class EvalConfig(Section, frozen=True, kw_only=True):
 
 
 class CkptConfig(Section, frozen=True, kw_only=True):
-    interval: NonNegative = 10
-    """Commits; 0 = only the last."""
+    interval: NonNegative = 1
+    """Steps between checkpoints; 0 = only the last. A killed run continues from its last checkpoint, an interrupted one
+    from its last commit: with 1 these are the same, and writing one overlaps with the next step's generation."""
     keep_last: Positive = 2
 
 
@@ -151,8 +156,9 @@ class Config(Section, frozen=True, kw_only=True):
     seed: int = 0
     name: str = ""
     output_dir: str = "runs"
-    stall_timeout_s: PositiveFloat = 900.0
-    """Seconds. With nothing moving for this long, the run ends and names what the step still owes."""
+    stall_timeout_s: PositiveFloat = 3600.0
+    """With nothing moving for this long, the run ends and names what the step still owes. No turn, command, checker or
+    backward may take longer."""
     algo: AlgoConfig = AlgoConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()

@@ -180,6 +180,12 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.optim.warmup_steps > config.max_steps:
         faults.append(f"optim.warmup_steps = {config.optim.warmup_steps} is more than max_steps = {config.max_steps}")
+    slowest = max(config.rollout.timeout_s, config.rollout.command_timeout_s)
+    if config.stall_timeout_s <= slowest:
+        faults.append(
+            f"stall_timeout_s = {config.stall_timeout_s:g} would end the run during one slow rollout of "
+            f"{slowest:g} s (rollout.timeout_s); make it longer"
+        )
     if config.engine.gpus and not config.trainer.gpus:
         faults.append("engine.gpus is given but trainer.gpus is not: say which GPUs learn")
     if config.trainer.gpus and not config.engine.gpus:

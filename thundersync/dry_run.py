@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from thundersync.config import Config
 from thundersync.config_file import to_toml
 from thundersync.core.advantage import AdvantageRule
@@ -29,7 +31,7 @@ def units(config: Config) -> str:
 
 
 def describe(config: Config) -> str:
-    """The resolved configuration and everything that follows from it. Starts nothing, downloads nothing."""
+    """The resolved configuration and everything that follows from it. Starts nothing, fetches nothing."""
     algo = config.algo
     placement = place_here(config)
     rule = AdvantageRule(norm_by_std=algo.norm_by_std, std_unbiased=algo.std_unbiased, eps=algo.adv_eps)
@@ -47,6 +49,8 @@ def describe(config: Config) -> str:
 
 def _memory(config: Config, placement: Placement) -> str:
     """Bytes that can be told from the parameter count alone; activations depend on lengths and are not guessed."""
+    if not (Path(config.model.name).is_dir() or config.model.name.startswith("package:")):
+        return f"Memory: not known before {config.model.name} is downloaded."
     try:
         path = resolve_model(config.model.name, say=lambda text: None)
         shapes = read_manifest(path).shapes
@@ -64,7 +68,7 @@ def _memory(config: Config, placement: Placement) -> str:
     optimizer, total, part = parameters * 8, parameters * 4, parameters * 4
     most_parts = min(
         PARTS_PER_GROUP * config.algo.prompts_per_step,
-        max(PARTS_PER_GROUP, int(config.stream.partials_gib * 2**30 / part)),
+        int(config.stream.partials_gib * 2**30 / part),
     )
     trainer = weights + master + optimizer + total + most_parts * part
     return (

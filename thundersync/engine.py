@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,11 +28,12 @@ from sandboxes.shield import finish
 from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, RolloutConfig
 from thundersync.config_file import to_toml
-from thundersync.core.types import Message, Rollout, Task
-from thundersync.errors import ResumeError, TaskError, ThundersyncError
+from thundersync.core.types import Failed, Message, Rollout, Task
+from thundersync.errors import ResumeError, StepWithoutScore, TaskError, ThundersyncError
 from thundersync.evaluation import EvalResult, Evaluator
 from thundersync.generate import make_generator
 from thundersync.generate.base import Generator, Sampling
+from thundersync.generate.child import child_environment
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -38,8 +41,11 @@ from thundersync.models import resolve_model
 from thundersync.monitor.events import (
     AnyEvent,
     CheckpointSaved,
+    RolloutFailed,
+    RolloutStarted,
     RunFinished,
     RunStarted,
+    ScoringStarted,
     ToolFinished,
     ToolStarted,
     Warned,
@@ -59,6 +65,8 @@ from thundersync.tasks.harbor import load_tasks
 from thundersync.tasks.source import TaskSource
 
 TEARDOWN_LIMIT_S = 60.0
+SAVE_LIMIT_S = 300.0
+"""For the last commit's checkpoint on the way out."""
 
 
 class Engine:
@@ -86,6 +94,8 @@ class Engine:
         self._parts: _Parts | None = None
         self._began_s = 0.0
         self._next_step = 0
+        self._saving: asyncio.Task[Path] | None = None
+        self._saved_step = 0
         self._after: list[Callable[[], Awaitable[object]]] = []
 
     async def __aenter__(self) -> Engine:
@@ -96,21 +106,29 @@ class Engine:
         except BaseException:
             await finish(self._stack.aclose(), limit_s=TEARDOWN_LIMIT_S)
             raise
-        self._next_step = self._parts.start_step
+        self._next_step = self._saved_step = self._parts.start_step
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        parts = self.parts
-        reason = "" if error is None else _reason(error)
+        try:
+            unsaved = await finish(self._save_what_is_left(), limit_s=SAVE_LIMIT_S)
+        finally:
+            await self._end(error)
+        if unsaved is not None and error is None:
+            raise unsaved
+
+    async def _end(self, error: BaseException | None) -> None:
+        """Tell viewers how it ended, then end everything."""
+        seconds = time.monotonic() - self._began_s
         with contextlib.suppress(ThundersyncError):  # a full disk must not hide the first error
-            parts.feed.emit(
+            self.parts.feed.emit(
                 RunFinished(
                     at_s=time.time(),
                     ok=error is None,
-                    reason=reason,
+                    reason="" if error is None else _reason(error),
                     steps=self._next_step,
-                    seconds=time.monotonic() - self._began_s,
-                    shares=parts.shares(time.monotonic() - self._began_s),
+                    seconds=seconds,
+                    shares=self.parts.shares(seconds),
                 )
             )
         await finish(self._close(), limit_s=TEARDOWN_LIMIT_S)
@@ -144,23 +162,26 @@ class Engine:
         Raises what broke the run; the last checkpoint stays.
         """
         parts, config = self.parts, self.config
-        if parts.evaluator is not None and self._next_step < config.max_steps:
-            await self.evaluate()
+        await self._evaluate_new()
         while self._next_step < config.max_steps:
             step = self._next_step
             result = await parts.driver.run(step, parts.source.step(step))
             await parts.folder.write_rollouts(step, result.rollouts)
+            _refuse_outage(result)
             metrics = result.metrics | {"loop_lag_max_ms": parts.gauges.take_lag() * 1000}
             await parts.folder.write_metrics(metrics)
             parts.count(metrics)
             self._next_step = step + 1
             last = self._next_step == config.max_steps
             if last or (config.ckpt.interval and self._next_step % config.ckpt.interval == 0):
-                await self.save()
+                await self._finish_saving()
+                # Beside the next step: while its first rollouts are generated, the trainer has nothing else to do.
+                self._saving = asyncio.create_task(self.save(), name="checkpoint")
             interval = config.eval.interval if config.eval is not None else 0
-            if parts.evaluator is not None and (last or (interval and self._next_step % interval == 0)):
-                await self.evaluate()
+            if last or (interval and self._next_step % interval == 0):
+                await self._evaluate_new()
             yield result
+        await self._finish_saving()
 
     async def evaluate(self) -> EvalResult:
         """Rollouts on the `eval` tasks under the current weights."""
@@ -172,22 +193,42 @@ class Engine:
         parts.seconds["eval"] += result.seconds
         return result
 
+    async def _evaluate_new(self) -> None:
+        """Evaluate unless there are no tasks for it, or this policy version was evaluated before a resume."""
+        parts = self.parts
+        if parts.evaluator is not None and not parts.folder.has_evaluation(parts.driver.policy_version):
+            await self.evaluate()
+
     async def save(self) -> Path:
         """Write a checkpoint of the last committed weights now."""
         parts = self.parts
-        state = CheckpointState(
-            step=self._next_step,
-            policy_version=parts.driver.policy_version,
-            seed=self.config.seed,
-            model=self.config.model.name,
-        )
+        state = _state(self.config, parts.source, step=self._next_step, policy_version=parts.driver.policy_version)
         path = await parts.checkpoints.save(
             state,
             tokenizer_from=parts.model_path,
             write=lambda draft: parts.workers[0].call(m.Save(path=draft), m.Done, limit_s=self.config.stall_timeout_s),
         )
-        parts.feed.emit(CheckpointSaved(at_s=time.time(), step=self._next_step, path=str(path)))
+        self._saved_step = state.step
+        parts.feed.emit(CheckpointSaved(at_s=time.time(), step=state.step, path=str(path)))
         return path
+
+    async def _finish_saving(self) -> None:
+        """Wait for the checkpoint that is being written. Raises what went wrong with it."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving
+
+    async def _save_what_is_left(self) -> Exception | None:
+        """On the way out: the last commit is kept, however the run ends. Gives the reason where it cannot be."""
+        try:
+            await self._finish_saving()
+            if self._next_step > self._saved_step:
+                self._say(f"saving step {self._next_step}, the last one committed")
+                await self.save()
+        except (ThundersyncError, OSError) as unsaved:
+            self._say(f"what was learned after step {self._saved_step} could not be saved: {_reason(unsaved)}")
+            return unsaved
+        return None
 
     def on_close(self, callback: Callable[[], Awaitable[object]]) -> None:
         """Await `callback` after everything has ended, the feed included: a viewer has then been told of the end."""
@@ -238,7 +279,7 @@ class _Parts(msgspec.Struct, kw_only=True):
     def count(self, metrics: dict[str, float]) -> None:
         """Add a step to where the time went."""
         self.seconds["generation"] += metrics["engine_busy"] * metrics["step_s"]
-        self.seconds["learning"] += metrics["trainer_busy"] * metrics["step_s"]
+        self.seconds["learning"] += metrics["trainer_busy"] * metrics["step_s"] - metrics["commit_s"]
         self.seconds["commit"] += metrics["commit_s"]
         self.seconds["publish"] += metrics["publish_s"]
 
@@ -268,12 +309,13 @@ async def _build(
     stack.push_async_callback(feed.close)
     checkpoints = Checkpoints(folder.checkpoints, keep_last=config.ckpt.keep_last)
     found = checkpoints.latest() if resume else None
+    if resume and found is None:
+        say("no checkpoint yet: the run starts again from its first step")
+    fresh = _state(config, source, step=0, policy_version=0)
+    state = found[1] if found else fresh
+    _refuse_other_run(state, fresh)
     if resume:
-        if found is None:
-            say("no checkpoint yet: the run starts again from its first step")
-        await folder.rewind(found[1].step if found else 0)
-    state = found[1] if found else CheckpointState(step=0, policy_version=0, seed=config.seed, model=config.model.name)
-    _refuse_other_run(state, config)
+        await folder.rewind(state.step, state.policy_version)
     say(f"{placement.sentence()}; {runtime.name} sandboxes: {runtime.isolation}")
     tools = _ToolCounter()
 
@@ -284,11 +326,10 @@ async def _build(
         feed.emit(event)
 
     driver: StepDriver | None = None
-    generators = _generators(config, placement, model_path, folder.logs, emit)
-    for generator in generators:
-        stack.push_async_callback(generator.close)
+    generators = _generators(config, placement, model_path, folder.logs, emit, state.step)
+    stack.push_async_callback(_close_all, generators)
     worker = WorkerLink(
-        0, log_path=folder.logs / "trainer-0.log", environment=placement.trainer_environment(os.environ)
+        0, log_path=folder.logs / "trainer-0.log", environment=placement.trainer_environment(child_environment({}))
     )
     stack.push_async_callback(worker.close)
     say(f"starting {len(generators)} {generators[0].name} engine(s) and the trainer")
@@ -309,6 +350,7 @@ async def _build(
             config=rollout,
             prompt=prompt,
             emit=emit,
+            stop=rollout.stop,
             pids=config.sandbox.pids,
             labels={"thundersync.run": folder.name},
         )
@@ -331,7 +373,8 @@ async def _build(
         config,
         runner=runner(training_agent),
         generators=generators,
-        workers=[worker],
+        worker=worker,
+        shares_prompts=ready.shares_prompts,
         prompt_ids=lambda task: renderer.encode(
             renderer.text([*prompt, Message(role="user", content=task.instruction)])
         ),
@@ -350,7 +393,7 @@ async def _build(
         workers=[worker],
         queue=lambda: (driver.stream.queued, driver.stream.parts_in_use) if driver.stream is not None else (0, 0),
         tools_running=lambda: tools.running,
-        emit=emit,
+        emit=feed.emit,  # not `emit`: gauges come whether or not anything moves, and must not quiet the watchdog
     )
     feed.emit(_run_started(config, folder, runtime, generators[0], state))
     await driver.publish(ready.arena)  # also at the start: engines and trainer hold the same bits from the first token
@@ -375,37 +418,58 @@ async def _build(
 
 
 class _ToolCounter:
-    """Commands running in sandboxes now, read off the events."""
+    """Rollouts with a command running now, read off the events; whatever follows a command ends it here too."""
 
     def __init__(self) -> None:
-        self.running = 0
+        self._busy: set[str] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._busy)
 
     def see(self, event: AnyEvent) -> None:
-        self.running += isinstance(event, ToolStarted)
-        self.running -= isinstance(event, ToolFinished)
+        if isinstance(event, ToolStarted):
+            self._busy.add(event.rollout_id)
+        elif isinstance(event, ToolFinished | ScoringStarted | RolloutFailed | RolloutStarted):
+            self._busy.discard(event.rollout_id)
 
 
 def _generators(
-    config: Config, placement: Placement, model_path: Path, logs: Path, emit: Callable[[AnyEvent], None]
+    config: Config,
+    placement: Placement,
+    model_path: Path,
+    logs: Path,
+    emit: Callable[[AnyEvent], None],
+    start_step: int,
 ) -> list[SupervisedGenerator]:
-    def make(index: int) -> Generator:
-        share = config.engine.tensor_parallel_size
-        gpus = placement.engine_gpus[index * share : (index + 1) * share]
+    width = config.engine.tensor_parallel_size
+
+    def make(index: int, restarts: int) -> Generator:
+        own = msgspec.structs.replace(
+            config.engine,
+            gpus=placement.engine_gpus[index * width : (index + 1) * width],
+            gpu_memory_utilization=placement.gpu_share or config.engine.gpu_memory_utilization,
+        )
+        # Another stream of random numbers for each engine, restart and resume: the same one would sample the
+        # rollouts again that a dead engine had finished.
+        seed = ((config.seed * 1009 + start_step) * 1009 + index) * 1009 + restarts
         return make_generator(
             model_path,
-            config=msgspec.structs.replace(config.engine, gpus=gpus),
+            config=own,
             max_model_len=config.model.max_model_len,
             dtype=placement.dtype,
             log_path=logs / f"engine-{index}.log",
             cpus=placement.engine_cpus,
-            seed=config.seed * 1000 + index,
+            seed=seed % 2**31,
         )
 
-    return [SupervisedGenerator(lambda i=i: make(i), emit) for i in range(config.engine.replicas)]  # type: ignore[misc]
+    return [SupervisedGenerator(functools.partial(make, index), emit) for index in range(placement.replicas)]
 
 
 async def _start_all(generators: Sequence[Generator]) -> None:
-    await asyncio.gather(*(generator.start() for generator in generators))
+    async with asyncio.TaskGroup() as starting:
+        for generator in generators:
+            starting.create_task(generator.start())
 
 
 def _setup(config: Config, placement: Placement, model_path: Path, arena: Path, checkpoint: str) -> m.Setup:
@@ -418,7 +482,6 @@ def _setup(config: Config, placement: Placement, model_path: Path, arena: Path, 
         device=placement.device,
         temperature=config.rollout.temperature,
         importance_cap=config.algo.mismatch_high if config.algo.mismatch == "tis" else None,
-        activation_checkpointing=config.trainer.activation_checkpointing,
         lr=config.optim.lr,
         betas=config.optim.betas,
         eps=config.optim.eps,
@@ -479,18 +542,56 @@ def _refuse_overlap(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
         )
 
 
-def _refuse_other_run(state: CheckpointState, config: Config) -> None:
-    if state.seed != config.seed or state.model != config.model.name:
+def _state(config: Config, source: TaskSource, *, step: int, policy_version: int) -> CheckpointState:
+    return CheckpointState(
+        step=step,
+        policy_version=policy_version,
+        seed=config.seed,
+        model=config.model.name,
+        prompts_per_step=config.algo.prompts_per_step,
+        tasks=source.digest,
+    )
+
+
+def _refuse_other_run(state: CheckpointState, fresh: CheckpointState) -> None:
+    """A resumed run works on the same tasks in the same order, or not at all."""
+    changed = [
+        f"{name}: the checkpoint has {getattr(state, name)}, the configuration {getattr(fresh, name)}"
+        for name in ("model", "seed", "prompts_per_step", "tasks")
+        if getattr(state, name) != getattr(fresh, name)
+    ]
+    if changed:
         raise ResumeError(
-            f"the checkpoint was made from {state.model} with seed {state.seed}, the configuration says "
-            f"{config.model.name} with seed {config.seed}",
-            remedy="Resume with the run's own config.toml, or start a new run under another name.",
+            "the checkpoint is of another run: " + "; ".join(changed),
+            remedy="Resume with the run's own config.toml and tasks, or start a new run under another name.",
+        )
+
+
+def _refuse_outage(result: StepResult) -> None:
+    """A step in which nothing could be scored is no step: something outside is down for everybody."""
+    failures = [rollout.outcome for rollout in result.rollouts if isinstance(rollout.outcome, Failed)]
+    if failures and len(failures) == len(result.rollouts):
+        kinds = Counter(failure.reason for failure in failures)
+        raise StepWithoutScore(
+            f"not one of the {len(failures)} rollouts of step {result.step} could be scored "
+            f"({', '.join(f'{count} x {kind}' for kind, count in kinds.items())}); the first: {failures[0].detail}",
+            remedy="Mend that, then continue with --resume: the step runs again.",
         )
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
+    """End a background task; one that had ended by an error before raises it now."""
     task.cancel()
     await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+async def _close_all(generators: Sequence[Generator]) -> None:
+    """Side by side: each may take seconds. Raises what went wrong, after all have been tried."""
+    results = await asyncio.gather(*(generator.close() for generator in generators), return_exceptions=True)
+    if errors := [result for result in results if isinstance(result, Exception)]:
+        raise ExceptionGroup("engines did not close", errors)
 
 
 def _reason(error: BaseException) -> str:

@@ -32,6 +32,10 @@ class EngineFailed(ThundersyncError):
     """A generation engine could not start, died, or answered nonsense."""
 
 
+class EngineDied(EngineFailed):
+    """The engine's process is gone: not this request failed, all of them."""
+
+
 class EngineLost(ThundersyncError):
     """An engine is gone for good: it could not be restarted, or died too often."""
 
@@ -62,6 +66,14 @@ class StaleRollout(ThundersyncError):
 
 class LedgerError(ThundersyncError):
     """The step's bookkeeping met something impossible: an invariant broke."""
+
+
+class StepWithoutScore(ThundersyncError):
+    """Not one rollout of a step could be scored: the world is down, and going on would burn the run."""
+
+
+class Diverged(ThundersyncError):
+    """Several commits in a row had a gradient that is not finite."""
 
 
 class StepStalled(ThundersyncError):

@@ -14,7 +14,7 @@ from thundersync.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16"]
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
-GLIBC_QUIET = {
+QUIET_THREADS = {
     # A second OpenMP thread on a busy core spins: one step took 142 processor-seconds instead of 16.
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
@@ -28,6 +28,9 @@ class Placement(Struct, frozen=True, kw_only=True):
     trainer_cpus: list[int]
     engine_gpus: list[int]
     trainer_gpu: int | None
+    replicas: int
+    gpu_share: float
+    """Of an engine GPU's memory, for the engine: half of what is configured where the trainer lives there too."""
     dtype: Dtype
 
     @property
@@ -37,7 +40,7 @@ class Placement(Struct, frozen=True, kw_only=True):
 
     def trainer_environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a trainer worker: its own GPU and its own number of threads."""
-        environment = {**base, **GLIBC_QUIET, "HF_HUB_OFFLINE": "1"}
+        environment = {**base, **QUIET_THREADS, "HF_HUB_OFFLINE": "1"}
         if self.trainer_gpu is None:
             environment["CUDA_VISIBLE_DEVICES"] = ""
             environment["OMP_NUM_THREADS"] = str(max(1, len(self.trainer_cpus)))
@@ -73,15 +76,40 @@ def place(config: Config, *, cores: Sequence[int], gpus: Sequence[int], cpu_flag
         trainer = config.trainer.gpus[0] if config.trainer.gpus else gpus[-1]
         engines = config.engine.gpus or [gpu for gpu in gpus if gpu != trainer] or [trainer]
         dtype: Dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
-        return Placement(engine_cpus=[], trainer_cpus=[], engine_gpus=engines, trainer_gpu=trainer, dtype=dtype)
+        width = config.engine.tensor_parallel_size
+        replicas = config.engine.replicas or len(engines) // width
+        if replicas * width > len(engines) or replicas == 0:
+            raise ConfigError(
+                f"{max(replicas, 1)} engines of {width} GPUs need {max(replicas, 1) * width}, {len(engines)} are there",
+                remedy="Lower engine.replicas or engine.tensor_parallel_size, or give engine.gpus more.",
+            )
+        share = config.engine.gpu_memory_utilization * (0.5 if trainer in engines else 1.0)
+        return Placement(
+            engine_cpus=[],
+            trainer_cpus=[],
+            engine_gpus=engines,
+            trainer_gpu=trainer,
+            replicas=replicas,
+            gpu_share=share,
+            dtype=dtype,
+        )
     half = max(1, len(cores) // 2)
-    engine_cpus = config.engine.cpus or list(cores[:half])
-    trainer_cpus = config.trainer.cpus or list(cores[half:]) or list(cores)
+    # A side that is not named takes what the other leaves.
+    engine_cpus = config.engine.cpus or _others(cores, config.trainer.cpus)[:half]
+    trainer_cpus = config.trainer.cpus or _others(cores, engine_cpus)
     if config.model.dtype == "auto":
         dtype = "bfloat16" if cpu_flags & BF16_FLAGS else "float32"
     else:
         dtype = config.model.dtype
-    return Placement(engine_cpus=engine_cpus, trainer_cpus=trainer_cpus, engine_gpus=[], trainer_gpu=None, dtype=dtype)
+    return Placement(
+        engine_cpus=engine_cpus,
+        trainer_cpus=trainer_cpus,
+        engine_gpus=[],
+        trainer_gpu=None,
+        replicas=config.engine.replicas or 1,
+        gpu_share=0.0,
+        dtype=dtype,
+    )
 
 
 def place_here(config: Config) -> Placement:
@@ -102,7 +130,13 @@ def visible_gpus(environment: Mapping[str, str]) -> list[int]:
     shown = environment.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return there
-    return [int(gpu) for gpu in shown.split(",") if gpu.strip().isdigit() and int(gpu) in there]
+    named = [gpu.strip() for gpu in shown.split(",") if gpu.strip()]
+    if any(not gpu.lstrip("-").isdigit() for gpu in named):
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES={shown} does not name GPUs by number",
+            remedy="Use numbers, as nvidia-smi lists them.",
+        )
+    return [int(gpu) for gpu in named if int(gpu) in there]
 
 
 def cpu_flags() -> set[str]:
@@ -113,6 +147,11 @@ def cpu_flags() -> set[str]:
         return set()
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return set(found.group(1).split()) if found else set()
+
+
+def _others(cores: Sequence[int], taken: Sequence[int]) -> list[int]:
+    """The cores that are not taken; all of them if none is left, to be shared."""
+    return [core for core in cores if core not in taken] or list(cores)
 
 
 def _listed(numbers: Sequence[int]) -> str:

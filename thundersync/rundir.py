@@ -111,20 +111,27 @@ class RunFolder:
         await self._do(lambda: write_whole(path, _compressed(rollouts)))
         return path
 
+    def has_evaluation(self, policy_version: int) -> bool:
+        """Whether this policy version has been evaluated in this run."""
+        return self._evaluation(policy_version).is_file()
+
+    def _evaluation(self, policy_version: int) -> Path:
+        return self.rollouts / f"eval-{policy_version:06d}.jsonl.zst"
+
     async def write_evaluation(self, policy_version: int, rollouts: Sequence[Rollout]) -> Path:
         """The same for an evaluation, as `rollouts/eval-000010.jsonl.zst`, named by the policy version it judged."""
-        path = self.rollouts / f"eval-{policy_version:06d}.jsonl.zst"
+        path = self._evaluation(policy_version)
         await self._do(lambda: write_whole(path, _compressed(rollouts)))
         return path
 
-    async def rewind(self, commits: int) -> int:
-        """Forget what came after the commit a run resumes from; returns the metrics rows kept.
+    async def rewind(self, steps: int, policy_version: int) -> int:
+        """Forget what came after the checkpoint a run resumes from; returns the metrics rows kept.
 
-        Rows and rollouts of later steps go, evaluations of later policies, and a torn last row. Steps may be counted
-        from 0 or from 1.
+        Rows and rollouts of steps from `steps` on go (the first step is 0), evaluations of later policies than
+        `policy_version`, and a torn last row.
         Events stay: they are the history of what happened, and a viewer sees the run start again.
         """
-        return await self._do(lambda: _rewind(self.metrics, self.rollouts, commits))
+        return await self._do(lambda: _rewind(self.metrics, self.rollouts, steps, policy_version))
 
     async def close(self) -> None:
         """Wait for the writes asked for, then let another process have the run. Idempotent."""
@@ -254,19 +261,18 @@ def _compressed(rollouts: Sequence[Rollout]) -> bytes:
     return b"".join([*parts, compressor.flush()])
 
 
-def _rewind(metrics: Path, rollouts: Path, commits: int) -> int:
+def _rewind(metrics: Path, rollouts: Path, steps: int, policy_version: int) -> int:
     files = {int(file.name[5:11]): file for file in rollouts.glob("step-??????.jsonl.zst")}
     rows: dict[bytes, int] = {}
     for line in metrics.read_bytes().splitlines() if metrics.is_file() else ():
         with contextlib.suppress(msgspec.DecodeError):  # only a torn line: rows are appended whole
             rows[line] = int(msgspec.json.decode(line)["step"])
-    first = 0 if 0 in rows.values() or 0 in files else 1
-    kept = [line for line, step in rows.items() if step - first < commits]
+    kept = [line for line, step in rows.items() if step < steps]
     write_whole(metrics, b"".join(line + b"\n" for line in kept))
     for step, file in files.items():
-        if step - first >= commits:
+        if step >= steps:
             file.unlink()
     for file in rollouts.glob("eval-??????.jsonl.zst"):
-        if int(file.name[5:11]) > commits:  # a policy version is at most the commits before it
+        if int(file.name[5:11]) > policy_version:
             file.unlink()
     return len(kept)

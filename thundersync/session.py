@@ -11,17 +11,19 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from thundersync.config import Config
 from thundersync.engine import Engine
-from thundersync.errors import ThundersyncError
+from thundersync.errors import ConfigError, ThundersyncError
 from thundersync.generate.child import pin
 from thundersync.monitor.view import show
 from thundersync.placement import place_here
@@ -50,10 +52,16 @@ def train(config: Config, *, resume: bool, plain: bool, console: Console) -> int
 
 
 def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
-    """One evaluation of `model.name` in a run folder of its own, with the same panel; returns the exit code."""
+    """One evaluation of `model.name` in a folder of its own (`eval-...`), with the same panel; returns the exit code.
+
+    Raises: ConfigError without evaluation tasks.
+    """
+    if config.eval is None:
+        raise ConfigError("there are no evaluation tasks", remedy="Add [eval] with env = { ... } to the configuration.")
+    own = msgspec.structs.replace(config, name=f"eval-{config.name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     async def work() -> None:
-        async with Engine(config, say=lambda text: _say(console, text)) as engine:
+        async with Engine(own, say=lambda text: _say(console, text)) as engine:
             panel = Panel(str(engine.run_dir), plain=plain, console=console)
             panel.start()
             engine.on_close(panel.join)

@@ -17,8 +17,8 @@ from msgspec import Struct
 from thundersync.config import Config
 from thundersync.core.advantage import AdvantageRule
 from thundersync.core.ledger import Ledger
-from thundersync.core.ready_queue import PARTS_PER_GROUP
 from thundersync.core.types import GroupId, Rollout, Scored, Task, TaskId, group_id, rollout_id
+from thundersync.errors import Diverged
 from thundersync.generate.base import Generator, WeightArena
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -26,6 +26,7 @@ from thundersync.learn.stream import GradientStream
 from thundersync.monitor.events import AnyEvent, StepCommitted, StepOpened, Warned, WeightsPublished
 from thundersync.rollout.runner import GroupPlan, RolloutRunner
 
+NONFINITE_LIMIT = 3
 SHARED_PREFIX_TOKENS = 16
 """A prefix shorter than this is not worth a block of its own."""
 
@@ -37,7 +38,8 @@ class StepResult(Struct, frozen=True, kw_only=True):
     policy_version: int
     """After the commit."""
     empty: bool
-    """No group had signal: no optimizer step was made, the policy version stays."""
+    """No optimizer step was made, the policy version stays: no group had signal, or (see the metric `nonfinite`) the
+    gradient was not finite."""
     metrics: dict[str, float]
     rollouts: list[Rollout]
 
@@ -51,7 +53,8 @@ class StepDriver:
         *,
         runner: RolloutRunner,
         generators: Sequence[Generator],
-        workers: Sequence[WorkerLink],
+        worker: WorkerLink,
+        shares_prompts: bool,
         prompt_ids: Callable[[Task], list[int]],
         parameters: int,
         policy_version: int,
@@ -60,7 +63,9 @@ class StepDriver:
         self._config = config
         self._runner = runner
         self._generators = generators
-        self._workers = workers
+        self._worker = worker
+        self._shares_prompts = shares_prompts
+        self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
         self._part_gib = parameters * 4 / 2**30
         self._emit = emit
@@ -77,17 +82,19 @@ class StepDriver:
         ledger = Ledger(
             {plan.group_id: plan.rollout_ids for plan in plans},
             rule=AdvantageRule(norm_by_std=algo.norm_by_std, std_unbiased=algo.std_unbiased, eps=algo.adv_eps),
-            min_group_size=algo.min_group_size,
+            min_group_size=algo.group_size if algo.on_failure == "drop" else algo.min_group_size,
         )
         stream = self.stream = GradientStream(
             ledger,
-            self._workers,
+            [self._worker],
             policy_version=self.policy_version,
             prompts=prompts,
+            prefix=shared_prefix(list(prompts.values())),
+            shares_prompts=self._shares_prompts,
             loss_agg=algo.loss_agg,
             lazy=self._config.stream.mode == "lazy",
             max_tokens=self._config.trainer.micro_batch_tokens,
-            max_parts=max(PARTS_PER_GROUP, int(self._config.stream.partials_gib / self._part_gib)),
+            max_parts=int(self._config.stream.partials_gib / self._part_gib),
             stall_timeout_s=self._config.stall_timeout_s,
             emit=self._emit,
         )
@@ -102,8 +109,6 @@ class StepDriver:
             )
         )
         engines_before = [generator.stats() for generator in self._generators]
-        open_step = m.OpenStep(prefix=shared_prefix(list(prompts.values())))
-        await asyncio.gather(*(w.call(open_step, m.Done, limit_s=self._config.stall_timeout_s) for w in self._workers))
         async with asyncio.TaskGroup() as tasks_of_step:
             tasks_of_step.create_task(stream.run(), name="gradient-stream")
             tasks_of_step.create_task(
@@ -117,20 +122,21 @@ class StepDriver:
             )
         worked_s = time.monotonic()
         self._learn_times(stream.rollouts)
-        committed, publish_s = await self._commit(ledger, stream)
+        bound_to = self.policy_version
+        committed, publish_s = await self._commit(step, ledger)
+        empty = committed is None or not committed.finite
         step_s = time.monotonic() - began_s
-        metrics = step_metrics(
-            ledger, stream, bound_to=self.policy_version if committed is None else self.policy_version - 1
-        )
+        metrics = step_metrics(ledger, stream, bound_to=bound_to)
         engines = [(b, g.stats()) for b, g in zip(engines_before, self._generators, strict=True)]
         commit_s = committed.busy_s if committed is not None else 0.0
         metrics |= {
             "step": float(step),
             "policy_version": float(self.policy_version),
-            "empty": float(committed is None),
+            "empty": float(empty),
+            "nonfinite": float(committed is not None and not committed.finite),
             "step_s": step_s,
             "engine_busy": statistics.fmean((now.busy_s - before.busy_s) / step_s for before, now in engines),
-            "trainer_busy": (stream.sums.pass_busy_s + commit_s) / step_s / len(self._workers),
+            "trainer_busy": (stream.sums.pass_busy_s + commit_s) / step_s,
             "cached_tokens": float(sum(now.cached_tokens - before.cached_tokens for before, now in engines)),
             "commit_s": commit_s,
             "publish_s": publish_s,
@@ -144,43 +150,49 @@ class StepDriver:
                 at_s=time.time(),
                 step=step,
                 policy_version=self.policy_version,
-                empty=committed is None,
+                empty=empty,
                 metrics=metrics,
             )
         )
         rollouts, self.stream = stream.rollouts, None
         return StepResult(
-            step=step, policy_version=self.policy_version, empty=committed is None, metrics=metrics, rollouts=rollouts
+            step=step, policy_version=self.policy_version, empty=empty, metrics=metrics, rollouts=rollouts
         )
 
     async def publish(self, arena: WeightArena) -> float:
         """Bring every engine to the trainer's weights as the current policy version. Returns seconds."""
         began_s = time.monotonic()
-        await asyncio.gather(*(each.publish(arena, version=self.policy_version) for each in self._generators))
+        async with asyncio.TaskGroup() as publishing:
+            for generator in self._generators:
+                publishing.create_task(generator.publish(arena, version=self.policy_version))
         seconds = time.monotonic() - began_s
         self._emit(WeightsPublished(at_s=time.time(), policy_version=self.policy_version, publish_s=seconds))
         return seconds
 
-    async def _commit(self, ledger: Ledger, stream: GradientStream) -> tuple[m.Committed | None, float]:
-        """The one optimizer step and its publish; (None, 0) when the step has no signal or no finite gradient."""
+    async def _commit(self, step: int, ledger: Ledger) -> tuple[m.Committed | None, float]:
+        """The one optimizer step and its publish; None for a step without signal.
+
+        A gradient that is not finite changes nothing; several in a row end the run. Raises: Diverged.
+        """
         limit_s = self._config.stall_timeout_s
         if not any(ledger.verdict(group) for group in ledger.groups.values()):
-            await asyncio.gather(*(worker.call(m.Discard(), m.Done, limit_s=limit_s) for worker in self._workers))
+            await self._worker.call(m.Discard(), m.Done, limit_s=limit_s)
             return None, 0.0
         tokens, rollouts = ledger.denominators()
         scale = 1.0 / (tokens if self._config.algo.loss_agg == "token_mean" else rollouts)
-        replies = await asyncio.gather(
-            *(worker.call(m.Commit(scale=scale), m.Committed, limit_s=limit_s) for worker in self._workers)
-        )
-        committed = replies[0]
-        if not committed.finite:
-            self._warn(
-                f"step {stream.rollouts[0].group_id[:6]}: the gradient is not finite (norm {committed.grad_norm}); "
-                "nothing was changed, the last good weights stay"
+        committed = await self._worker.call(m.Commit(scale=scale), m.Committed, limit_s=limit_s)
+        if committed.finite:
+            self._nonfinite_in_a_row = 0
+            self.policy_version += 1
+            return committed, await self.publish(committed.arena)
+        self._nonfinite_in_a_row += 1
+        self._warn(f"step {step}: the gradient is not finite; nothing was changed, the last good weights stay")
+        if self._nonfinite_in_a_row == NONFINITE_LIMIT:
+            raise Diverged(
+                f"{NONFINITE_LIMIT} steps in a row had a gradient that is not finite, the last one step {step}",
+                remedy="Lower optim.lr, and look at the last steps' rollouts; --resume continues from the last commit.",
             )
-            return None, 0.0
-        self.policy_version += 1
-        return committed, await self.publish(committed.arena)
+        return committed, 0.0
 
     def _prompts(self, plans: Sequence[GroupPlan]) -> dict[GroupId, list[int]]:
         return {plan.group_id: self._prompt_ids(plan.task) for plan in plans}
@@ -212,7 +224,8 @@ def shared_prefix(prompts: Sequence[list[int]]) -> list[int]:
 def step_metrics(ledger: Ledger, stream: GradientStream, *, bound_to: int) -> dict[str, float]:
     """What the rollouts and passes of a step came to; rewards are those that voted."""
     rollouts, sums = stream.rollouts, stream.sums
-    rewards = [r.outcome.reward for r in rollouts if isinstance(r.outcome, Scored)]
+    rewards = [reward for group in ledger.counted_groups() for reward in group.rewards]
+    scored = sum(isinstance(r.outcome, Scored) for r in rollouts)
     stops = [r.outcome.stop for r in rollouts if isinstance(r.outcome, Scored)]
     groups = list(ledger.groups.values())
     tokens = sum(r.sampled_tokens for r in rollouts)
@@ -220,9 +233,10 @@ def step_metrics(ledger: Ledger, stream: GradientStream, *, bound_to: int) -> di
         "reward_mean": statistics.fmean(rewards) if rewards else math.nan,
         "reward_std": statistics.pstdev(rewards) if rewards else math.nan,
         "groups_mixed": float(sum(bool(ledger.verdict(g)) for g in groups)),
-        "groups_flat": float(sum(ledger.verdict(g) is False and len(g.rewards) >= 2 for g in groups)),
-        "rollouts_scored": float(len(rewards)),
-        "rollouts_failed": float(len(rollouts) - len(rewards)),
+        "groups_flat": float(sum(not ledger.verdict(g) for g in ledger.counted_groups())),
+        "groups_dropped": float(len(groups) - len(ledger.counted_groups())),
+        "rollouts_scored": float(scored),
+        "rollouts_failed": float(len(rollouts) - scored),
         "truncated_share": sum(s not in ("submitted", "no_action") for s in stops) / len(stops) if stops else math.nan,
         "turns_mean": statistics.fmean(len(r.turns) for r in rollouts) if rollouts else math.nan,
         "tokens": float(tokens),

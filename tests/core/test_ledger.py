@@ -17,7 +17,7 @@ def a_ledger(groups: int = 2, size: int = 4, min_group_size: int = 2) -> Ledger:
 
 
 def score(ledger: Ledger, rollout_id: str, reward: float, tokens: int = 10) -> None:
-    ledger.scored(rollout_id, reward, tokens=tokens, sampled_tokens=tokens)
+    ledger.scored(rollout_id, reward, longest=tokens, sampled_tokens=tokens)
 
 
 def next_pass(ledger: Ledger, parts_left: int = 99, max_tokens: int = 1000) -> ready_queue.Pass | None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.fakes import Asked, FakeGenerator, Reply
+from tests.fakes import Asked, FakeGenerator, Reply, Script
 from thundersync.errors import EngineFailed, EngineLost
 from thundersync.generate.base import Sampling, WeightArena
 from thundersync.generate.supervised import MAX_RESTARTS, SupervisedGenerator
@@ -13,20 +13,22 @@ from thundersync.monitor.events import AnyEvent, Warned
 ARENA = WeightArena(path="arena", tensors=[])
 
 
-def script(asked: Asked) -> Reply:
+def fine(asked: Asked) -> Reply:
     return Reply(text="fine")
 
 
 class Rack:
     """Makes engines; remembers them and what was said."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: Script = fine) -> None:
+        self.script = script
         self.made: list[FakeGenerator] = []
         self.said: list[AnyEvent] = []
         self.supervised = SupervisedGenerator(self.make, self.said.append)
 
-    def make(self) -> FakeGenerator:
-        self.made.append(FakeGenerator(script))
+    def make(self, restarts: int) -> FakeGenerator:
+        assert restarts == len(self.made)
+        self.made.append(FakeGenerator(self.script))
         return self.made[-1]
 
     async def ask(self) -> int:
@@ -52,7 +54,8 @@ async def test_many_rollouts_of_one_dead_engine_cause_one_restart() -> None:
     await rack.supervised.start()
     rack.made[0].dead = True
     results = await asyncio.gather(*(rack.ask() for _ in range(8)), return_exceptions=True)
-    assert all(isinstance(result, EngineFailed) for result in results)
+    assert any(isinstance(result, EngineFailed) for result in results)
+    await rack.ask()
     assert len(rack.made) == 2
 
 
@@ -63,9 +66,33 @@ async def test_an_engine_that_keeps_dying_ends_the_run() -> None:
         rack.made[-1].dead = True
         with pytest.raises(EngineFailed):
             await rack.ask()
-    rack.made[-1].dead = True
-    with pytest.raises(EngineLost, match="failed 6 times"):
         await rack.ask()
+    rack.made[-1].dead = True
+    with pytest.raises(EngineFailed):
+        await rack.ask()
+    with pytest.raises(EngineLost, match="died 6 times"):
+        await rack.ask()
+
+
+async def test_a_failed_request_of_a_living_engine_restarts_nothing() -> None:
+    rack = Rack(lambda asked: EngineFailed("bad request"))
+    await rack.supervised.start()
+    with pytest.raises(EngineFailed, match="bad request"):
+        await rack.ask()
+    assert len(rack.made) == 1
+
+
+async def test_a_cancelled_waiter_does_not_stop_the_restart() -> None:
+    rack = Rack()
+    await rack.supervised.start()
+    rack.made[0].dead = True
+    with pytest.raises(EngineFailed):
+        await rack.ask()
+    waiter = asyncio.create_task(rack.ask())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    assert await rack.ask() == 0
+    assert len(rack.made) == 2
 
 
 async def test_counts_go_on_across_a_restart() -> None:

@@ -98,7 +98,6 @@ def setup(model: Path, arena: Path, **changes: Any) -> m.Setup:
         "device": "cpu",
         "temperature": 1.0,
         "importance_cap": 2.0,
-        "activation_checkpointing": False,
         "lr": 1e-3,
         "betas": (0.9, 0.999),
         "eps": 1e-8,
@@ -152,6 +151,8 @@ async def replay(
         [link],  # type: ignore[list-item]
         policy_version=0,
         prompts=step.prompts,
+        prefix=shared_prefix(list(step.prompts.values())),
+        shares_prompts=worker._gradient._shares_prompts,
         loss_agg=loss_agg,
         lazy=lazy,
         max_tokens=max_tokens,
@@ -159,7 +160,6 @@ async def replay(
         stall_timeout_s=30,
         emit=lambda event: None,
     )
-    worker.answer(m.OpenStep(prefix=shared_prefix(list(step.prompts.values()))))
 
     async def arrive() -> None:
         for index in order if order is not None else range(len(step.rollouts)):
@@ -194,9 +194,10 @@ def one_piece_gradient(
     importance_cap: float | None = 2.0,
     temperature: float = 1.0,
     rule: AdvantageRule = RULE,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The textbook loss of the whole step in one piece: stock attention, no sharing, one backward; [P] float32."""
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
     losses, tokens, voters = [], 0, 0
     for group in step.prompts:
         members = [r for r in step.rollouts if r.group_id == group and isinstance(r.outcome, Scored)]
@@ -219,7 +220,8 @@ def one_piece_gradient(
                 losses.append(-advantage / length * (weight * logprobs).sum())
     total = torch.stack(losses).sum() / (tokens if loss_agg == "token_mean" else voters)
     total.backward()
-    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in policy.parameters()])
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in policy.parameters()]
+    return torch.cat([grad.flatten().float() for grad in grads])
 
 
 def relative_l2(got: Tensor, expected: Tensor) -> float:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.learn import replay as rp
 from tests.tiny import tiny_model
 from thundersync.core.advantage import AdvantageRule
+from thundersync.core.types import Scored
 from thundersync.learn import messages as m
 from thundersync.learn.worker import Worker
 
@@ -87,10 +89,10 @@ async def test_a_model_that_cannot_be_cut_gives_the_same_gradient(model: Path, t
     assert rp.relative_l2(await streamed(worker, step, 1), rp.one_piece_gradient(model, step)) < TOLERANCE
 
 
-async def test_an_untied_head_and_activation_checkpointing_change_nothing(tmp_path: Path) -> None:
+async def test_an_untied_head_changes_nothing(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "untied", tie=False, seed=3)
     worker = Worker()
-    worker.answer(rp.setup(model, tmp_path / "weights", activation_checkpointing=True))
+    worker.answer(rp.setup(model, tmp_path / "weights"))
     step = rp.record(7)
     assert rp.relative_l2(await streamed(worker, step, 1), rp.one_piece_gradient(model, step)) < TOLERANCE
 
@@ -170,3 +172,30 @@ async def commit(worker: Worker, step: rp.RecordedStep, *, lazy: bool) -> torch.
     assert isinstance(committed, m.Committed)
     assert committed.finite
     return worker._flat.buffer - before
+
+
+async def test_bfloat16_weights_stream_into_float32_sums(model: Path, tmp_path: Path) -> None:
+    """Against the float32 truth, the streamed bfloat16 gradient is as accurate as the one-piece bfloat16 gradient."""
+    worker = Worker()
+    worker.answer(rp.setup(model, tmp_path / "weights", dtype="bfloat16"))
+    step = rp.record(12)
+    got = await streamed(worker, step, 1)
+    assert got.dtype == torch.float32
+    truth = rp.one_piece_gradient(model, step)
+    stock = rp.relative_l2(rp.one_piece_gradient(model, step, dtype=torch.bfloat16), truth)
+    assert rp.relative_l2(got, truth) < 1.25 * stock
+    committed = worker.answer(m.Commit(scale=1.0))
+    assert isinstance(committed, m.Committed)
+
+
+async def test_a_piece_whose_advantage_is_known_to_be_zero_is_never_worked(worker: Worker) -> None:
+    step = rp.record(13, groups=1, size=3, rewards=(0.0,))
+    rewards = dict(zip([r.rollout_id for r in step.rollouts], [0.0, 1.0, 0.5], strict=True))
+    rollouts = [
+        msgspec.structs.replace(r, outcome=Scored(reward=rewards[r.rollout_id], stop="submitted"))
+        for r in step.rollouts
+    ]
+    step = msgspec.structs.replace(step, rollouts=rollouts)
+    _, link = await rp.replay(worker, step, lazy=True)
+    assert sum(len(r.rows) for r in link.requests if isinstance(r, m.RunPass)) == 2
+    worker._gradient.discard()

@@ -36,7 +36,8 @@ class Member:
         self.rollout_id = rollout_id
         self.state = MemberState.PENDING
         self.reward: float | None = None
-        self.tokens = 0
+        self.rows = 0
+        self.longest = 0
         self.sampled_tokens = 0
         self.in_part = False
         """True once its gradient went (or is going) into the group's parts instead of the step's sum."""
@@ -112,17 +113,19 @@ class Ledger:
                 f"rollout {rollout_id} does not belong to this step", remedy="Report it with the run folder."
             ) from None
 
-    def scored(self, rollout_id: RolloutId, reward: float, *, tokens: int, sampled_tokens: int) -> None:
-        """A reward has landed. `tokens` is the piece's length beyond the group's prompt, for packing."""
+    def scored(self, rollout_id: RolloutId, reward: float, *, sampled_tokens: int, longest: int, rows: int = 1) -> None:
+        """A reward has landed. The piece has `rows` token sequences, `longest` tokens beyond what its group shares."""
         group, member = self.group_of(rollout_id), self._member(rollout_id, MemberState.PENDING)
-        member.reward, member.tokens, member.sampled_tokens = reward, tokens, sampled_tokens
+        member.reward, member.rows, member.longest, member.sampled_tokens = reward, rows, longest, sampled_tokens
         member.state = MemberState.READY
         if group.base is None:
             group.base = reward
+        self._skip_zeros(group)
 
     def failed(self, rollout_id: RolloutId) -> None:
         """No attempt is left: the group goes on with the others."""
         self._member(rollout_id, MemberState.PENDING).state = MemberState.FAILED
+        self._skip_zeros(self.group_of(rollout_id))
 
     def verdict(self, group: Group) -> bool | None:
         """True: the complete group has signal. False: flat or too small, never worked. None: not complete yet."""
@@ -179,6 +182,13 @@ class Ledger:
         more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
         return ", ".join(waiting[:8]) + more if waiting else "nothing"
 
+    def _skip_zeros(self, group: Group) -> None:
+        """Once the group is complete, a waiting piece whose advantage is exactly zero is never worked."""
+        if self.verdict(group):
+            for member in group.ready:
+                if self.advantage(member.rollout_id) == 0.0:
+                    member.state = MemberState.SKIPPED
+
     def _may_close(self, group: Group) -> bool:
         if group.closed:
             return False
@@ -189,9 +199,9 @@ class Ledger:
 
     def _close(self, group: Group) -> GroupClosing:
         dropped, flat = len(group.rewards) < self._min_group_size, not group.mixed
-        skipped = [m.rollout_id for m in group.ready]
         for member in group.ready:
             member.state = MemberState.SKIPPED
+        skipped = [m.rollout_id for m in group.members.values() if m.state is MemberState.SKIPPED]
         group.closed = True
         join = None
         if not dropped and not flat and group.base is not None:

@@ -71,11 +71,12 @@ def parts_in_use(ledger: Ledger) -> int:
 
 
 def _fill(ready: list[Member], max_tokens: int) -> list[Member]:
-    """Rows of similar length, longest first, within the padded budget; always at least one."""
-    by_length = sorted(ready, key=lambda m: (-m.tokens, m.rollout_id))
-    rows = [by_length[0]]
-    for member in by_length[1:]:
-        if by_length[0].tokens * (len(rows) + 1) > max_tokens:
+    """Pieces of similar length, longest first, within the padded budget; always at least one."""
+    first, *others = sorted(ready, key=lambda m: (-m.longest, m.rollout_id))
+    chosen, rows = [first], first.rows
+    for member in others:
+        if first.longest * (rows + member.rows) > max_tokens:
             break
-        rows.append(member)
-    return rows
+        chosen.append(member)
+        rows += member.rows
+    return chosen

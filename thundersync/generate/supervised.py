@@ -1,14 +1,15 @@
 """An engine that comes back: when the one inside dies, it is started anew with the weights of the open step.
 
-The rollouts that ran on it fail as `engine` and are tried again under the same policy version. An engine that dies
-too often, or cannot come back, ends the run.
+The rollouts that ran on it fail as `engine` at once and are tried again under the same policy version; new requests
+wait for the new engine. One that dies too often, or cannot come back, ends the run. A request that fails on a living
+engine is passed on as it is.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from thundersync.errors import EngineFailed, EngineLost
+from thundersync.errors import EngineDied, EngineFailed, EngineLost, PublishFailed
 from thundersync.generate.base import EngineStats, Generation, Generator, Sampling, WeightArena
 from thundersync.monitor.events import AnyEvent, Warned
 
@@ -17,15 +18,16 @@ MAX_RESTARTS = 5
 
 
 class SupervisedGenerator:
-    """Implements `Generator` over another one made by `make`."""
+    """Implements `Generator` over another one; `make` is given the number of restarts so far, for the seed."""
 
-    def __init__(self, make: Callable[[], Generator], emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, make: Callable[[int], Generator], emit: Callable[[AnyEvent], None]) -> None:
         self._make = make
         self._emit = emit
-        self._inner = make()
+        self._inner = make(0)
         self._arena: WeightArena | None = None
+        self._version = 0
         self._restarts = 0
-        self._mending = asyncio.Lock()
+        self._mending: asyncio.Task[None] | None = None
         self._past = EngineStats(running=0, busy_s=0.0, prompt_tokens=0, cached_tokens=0, sampled_tokens=0)
 
     @property
@@ -34,7 +36,7 @@ class SupervisedGenerator:
 
     @property
     def policy_version(self) -> int:
-        return self._inner.policy_version
+        return self._version
 
     @property
     def max_concurrency(self) -> int:
@@ -44,24 +46,26 @@ class SupervisedGenerator:
         await self._inner.start()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
-        """As the engine inside. Raises: EngineFailed (this request; the engine is back by then), EngineLost."""
+        """As the engine inside. Raises: EngineFailed (this request), EngineLost (the run)."""
+        await self._mended()
         inner = self._inner
         try:
             return await inner.generate(prompt_ids, sampling, request_id=request_id)
-        except EngineFailed as error:
-            await self._mend(inner, error)
+        except EngineDied as error:
+            self._mend(inner, error)
             raise
 
     async def publish(self, arena: WeightArena, *, version: int) -> float:
+        """As the engine inside; one that died meanwhile comes back with these weights. Raises: PublishFailed."""
+        await self._mended()
+        self._arena, self._version = arena, version
         inner = self._inner
         try:
-            seconds = await inner.publish(arena, version=version)
-        except EngineFailed as error:
-            self._arena = arena
-            await self._mend(inner, error, version=version)
-            seconds = 0.0
-        self._arena = arena
-        return seconds
+            return await inner.publish(arena, version=version)
+        except EngineDied as error:
+            self._mend(inner, error)
+            await self._mended()
+            return 0.0
 
     def stats(self) -> EngineStats:
         now, past = self._inner.stats(), self._past
@@ -74,27 +78,38 @@ class SupervisedGenerator:
         )
 
     async def close(self) -> None:
+        if self._mending is not None and not self._mending.done():
+            self._mending.cancel()
+            await asyncio.wait({self._mending})
         await self._inner.close()
 
-    async def _mend(self, broken: Generator, error: EngineFailed, *, version: int | None = None) -> None:
-        """Replace `broken` unless another rollout's failure has done so already."""
-        async with self._mending:
-            if self._inner is not broken:
-                return
-            if self._restarts >= MAX_RESTARTS:
-                raise EngineLost(f"the {broken.name} engine failed {self._restarts + 1} times: {error.message}")
-            self._restarts += 1
-            self._emit(
-                Warned(at_s=time.time(), text=f"the {broken.name} engine failed and is restarted: {error.message}")
-            )
-            self._past = self.stats()
-            bound_to = broken.policy_version if version is None else version
-            await broken.close()
-            try:
-                fresh = self._make()
-                await fresh.start()
-                if self._arena is not None:
-                    await fresh.publish(self._arena, version=bound_to)
-            except EngineFailed as again:
-                raise EngineLost(f"the {broken.name} engine could not be restarted: {again.message}") from error
-            self._inner = fresh
+    async def _mended(self) -> None:
+        """Wait for a replacement that is under way; the waiter may be cancelled, the replacement goes on."""
+        if self._mending is not None:
+            await asyncio.shield(self._mending)
+
+    def _mend(self, dead: Generator, error: EngineDied) -> None:
+        """Begin to replace `dead`, unless another request's failure has done so."""
+        if self._inner is dead and (self._mending is None or self._mending.done()):
+            self._mending = asyncio.create_task(self._replace(dead, error), name="mend-engine")
+
+    async def _replace(self, dead: Generator, error: EngineDied) -> None:
+        if self._restarts >= MAX_RESTARTS:
+            raise EngineLost(f"the {dead.name} engine died {self._restarts + 1} times: {error.message}")
+        self._restarts += 1
+        text = f"the {dead.name} engine died and is restarted: {error.message}"
+        self._emit(Warned(at_s=time.time(), text=text))
+        total = self.stats()
+        await dead.close()
+        fresh = self._make(self._restarts)
+        try:
+            await fresh.start()
+            if self._arena is not None:
+                await fresh.publish(self._arena, version=self._version)
+        except (EngineFailed, PublishFailed) as again:
+            await fresh.close()
+            raise EngineLost(f"the {dead.name} engine could not be restarted: {again.message}") from error
+        except BaseException:
+            await fresh.close()
+            raise
+        self._past, self._inner = total, fresh

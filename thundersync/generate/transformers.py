@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from thundersync.config import EngineConfig
-from thundersync.errors import EngineFailed, PublishFailed
+from thundersync.errors import EngineDied, EngineFailed, PublishFailed
 from thundersync.generate.base import EngineStats, Generation, Sampling, WeightArena
 from thundersync.generate.child import child_environment, log_tail
 from thundersync.generate.meter import Meter
@@ -270,8 +270,8 @@ class TransformersGenerator:
         if future is not None and not future.done():
             future.set_result(message)  # type: ignore[arg-type]
 
-    def _died(self) -> EngineFailed:
-        return EngineFailed(
+    def _died(self) -> EngineDied:
+        return EngineDied(
             f"the transformers engine is not running; its log ends with\n{log_tail(self._log_path)}",
             remedy="Its rollouts run again on another replica, or resume the run.",
         )

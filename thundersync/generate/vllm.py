@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from thundersync.config import EngineConfig
-from thundersync.errors import EngineFailed, PublishFailed
+from thundersync.errors import EngineDied, EngineFailed, PublishFailed
 from thundersync.generate.base import EngineStats, Generation, Sampling, WeightArena
 from thundersync.generate.child import end_processes, log_tail
 from thundersync.generate.manifest import Manifest, read_manifest
@@ -277,8 +277,8 @@ class VllmGenerator:
             await self._llm.resume_generation()
         return faults
 
-    def _died(self) -> EngineFailed:
-        return EngineFailed(
+    def _died(self) -> EngineDied:
+        return EngineDied(
             f"vLLM's engine process died; its log ends with\n{log_tail(self._log_path)}",
             remedy="Its rollouts run again on another replica, or resume the run.",
         )

@@ -62,10 +62,13 @@ class Block:
         length = self.tokens.shape[1]
         positions = torch.arange(self.start, self.start + length, device=self.tokens.device)[None]
         self.fresh = {}
+        # A model that cannot be cut keeps its own attention, and its blocks have no ancestors and no children.
+        cut = self._model.config._attn_implementation == ATTENTION
+        context = {"block": self} if cut else {}
         hidden = self._model.model(
-            input_ids=self.tokens, position_ids=positions, use_cache=False, block=self
+            input_ids=self.tokens, position_ids=positions, use_cache=False, **context
         ).last_hidden_state
-        if len(self.fresh) != self._model.config.get_text_config().num_hidden_layers:
+        if cut and len(self.fresh) != self._model.config.get_text_config().num_hidden_layers:
             raise Unsplittable("not every layer of the model is an attention layer that a block can read")
         at = self.labels != NO_LABEL
         return token_logprobs(self._model, hidden[at], self.labels[at], temperature=temperature)

@@ -33,8 +33,14 @@ def load_optimizer(path: Path, optimizer: Optimizer) -> None:
         optimizer.publish_master()
     if tensors:
         optimizer.adamw.state[optimizer.master].update(
-            {name: value.to(optimizer.master.device) if value.dim() else value for name, value in tensors.items()}
+            {name: value.to(optimizer.master.device) for name, value in tensors.items()}
         )
-    optimizer.schedule.load_state_dict(json.loads((path / SCHEDULE_FILE).read_text()))
+    # Where the schedule stands comes from the checkpoint, what it is from the configuration: a changed lr counts.
+    base_lrs = optimizer.schedule.base_lrs
+    optimizer.schedule.load_state_dict(json.loads((path / SCHEDULE_FILE).read_text()) | {"base_lrs": base_lrs})
+    optimizer.schedule._last_lr = [
+        base * factor(optimizer.schedule.last_epoch)
+        for base, factor in zip(base_lrs, optimizer.schedule.lr_lambdas, strict=True)
+    ]
     for group, lr in zip(optimizer.adamw.param_groups, optimizer.schedule.get_last_lr(), strict=True):
         group["lr"] = lr

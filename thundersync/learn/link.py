@@ -46,6 +46,7 @@ class WorkerLink:
         self._peer = b""
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self._number = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(m.AnyReply)
         self._busy_s = 0.0
@@ -73,16 +74,18 @@ class WorkerLink:
                 env=dict(self._environment),
                 start_new_session=True,  # Ctrl-C is ours to handle: the worker ends when we say so
             )
-        self._peer, _ = await self._receive(START_LIMIT_S, "start")
+        self._peer, *_ = await self._receive(START_LIMIT_S, "start")
         return await self.call(setup, m.Ready, limit_s=600.0)
 
     async def call(self, request: m.AnyRequest, expected: type[R], *, limit_s: float) -> R:
         """Send `request`, wait for its reply. Raises WorkerLost when the worker dies, breaks, or exceeds `limit_s`."""
         async with self._turn:
             self._busy_since_s = began_s = time.monotonic()
+            self._number += 1
+            number = self._number.to_bytes(8, "big")
             try:
-                await self._socket.send_multipart((self._peer, self._encoder.encode(request)))
-                _, payload = await self._receive(limit_s, type(request).__name__)
+                await self._socket.send_multipart((self._peer, number, self._encoder.encode(request)))
+                payload = await self._reply(number, limit_s, type(request).__name__)
             finally:
                 self._busy_s += time.monotonic() - began_s
                 self._busy_since_s = None
@@ -99,6 +102,14 @@ class WorkerLink:
 
     async def close(self) -> None:
         """End the process, politely first, and remove its socket. Idempotent, bounded."""
+        try:
+            await self._end()
+        finally:
+            self._socket.close()
+            self._context.destroy(linger=0)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _end(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(WorkerLost, TimeoutError, zmq.ZMQError):
@@ -110,12 +121,17 @@ class WorkerLink:
                 process.kill()
                 async with asyncio.timeout(END_LIMIT_S):
                     await process.wait()
-        self._socket.close()
-        self._context.destroy(linger=0)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def _receive(self, limit_s: float, what: str) -> tuple[bytes, bytes]:
-        """The next message, unless the process ends or the time is up first."""
+    async def _reply(self, number: bytes, limit_s: float, what: str) -> bytes:
+        """The reply to request `number`; those to calls that were cancelled before are passed over."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            _, answered, payload = await self._receive(max(0.0, deadline_s - time.monotonic()), what)
+            if answered == number:
+                return payload
+
+    async def _receive(self, limit_s: float, what: str) -> list[bytes]:
+        """The next message's frames, unless the process ends or the time is up first."""
         assert self._process is not None
         message = asyncio.ensure_future(self._socket.recv_multipart())
         death = asyncio.ensure_future(self._process.wait())
@@ -125,8 +141,7 @@ class WorkerLink:
                 # Its last words may still be on the way.
                 await asyncio.wait((message,), timeout=0.2)
             if message.done():
-                peer, payload = message.result()
-                return peer, payload
+                return message.result()
             if death.done():
                 raise self._lost(f"ended with code {death.result()} during {what}")
             raise self._lost(f"did not answer {what} within {limit_s:.0f} s")

@@ -28,7 +28,6 @@ class Setup(Request, frozen=True, kw_only=True, tag="setup"):
     temperature: float
     importance_cap: float | None
     """Cap of the truncated importance weight; None = no correction of the engine's probabilities."""
-    activation_checkpointing: bool
     lr: float
     betas: tuple[float, float]
     eps: float

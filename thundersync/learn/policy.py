@@ -1,4 +1,4 @@
-"""The policy in a trainer worker: loaded for block attention, parameters in one flat buffer, checked before use."""
+"""The policy in a trainer worker: loaded, checked, and given block attention where that is exact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from thundersync.errors import ThundersyncError
 from thundersync.learn.blocks import NO_LABEL, Block, Unsplittable, use_block_attention
 
 SELF_CHECK_TOKENS = 16
@@ -15,48 +14,43 @@ SELF_CHECK_LIMIT = {torch.float32: 2e-4, torch.bfloat16: 0.5}
 """Largest difference of a logprob (nats) between the model's own attention and blocks; bfloat16 rounds per path."""
 
 
-class AttentionDiffers(ThundersyncError):
-    """Block attention gives other probabilities than the model's own code."""
+def load_policy(path: str, *, dtype: str, device: str, max_model_len: int) -> tuple[Any, bool]:
+    """A model ready for `Block`, in evaluation mode (no dropout), and whether its sequences may be cut into blocks.
 
-
-def load_policy(path: str, *, dtype: str, device: str, activation_checkpointing: bool) -> tuple[Any, bool]:
-    """A model ready for `Block`, in evaluation mode (no dropout), and whether its sequences may be cut.
-
-    Cut in two and run whole, 16 tokens must get the probabilities of the model's own code; a model that only
-    differs when cut runs each sequence as one block. Raises: AttentionDiffers if even that differs.
+    Cut in two, 16 tokens must get the probabilities of the model's own code, and no attention window may be shorter
+    than `max_model_len`. Any other model keeps its own attention and runs each sequence whole: exact, only slower.
     """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
     model.eval().requires_grad_(True)
-    model.config.use_cache = False
-    ids = torch.randint(0, min(model.config.get_text_config().vocab_size, 1000), (1, SELF_CHECK_TOKENS),
-                        generator=torch.Generator().manual_seed(0)).to(device)  # fmt: skip
+    return model, _may_be_cut(model, max_model_len)
+
+
+def _may_be_cut(model: Any, max_model_len: int) -> bool:
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    if window and window < max_model_len:
+        return False
+    few = min(model.config.get_text_config().vocab_size, 1000)
+    ids = torch.randint(0, few, (1, SELF_CHECK_TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
+    own_attention = model.config._attn_implementation
     with torch.no_grad():
-        own = model(ids).logits[0, :-1].float().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-    use_block_attention(model)
-    limit = SELF_CHECK_LIMIT[model.dtype]
-    whole, cut = _check(model, ids, own, cut=False), _check(model, ids, own, cut=True)
-    if not whole < limit:
-        raise AttentionDiffers(
-            f"{path}: log-probabilities differ by {whole:.2g} from the model's own attention",
-            remedy="This architecture cannot be trained exactly yet; report the model's name.",
-        )
-    if activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model, cut < limit
+        logits = model(ids, use_cache=False).logits[0, :-1].float()
+        own = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        use_block_attention(model)
+        try:
+            difference = float((_cut_in_two(model, ids) - own).abs().max())
+        except Unsplittable:
+            difference = float("inf")
+    if difference < SELF_CHECK_LIMIT[model.dtype]:
+        return True
+    model.config._attn_implementation = own_attention
+    return False
 
 
-@torch.no_grad()
-def _check(model: Any, ids: torch.Tensor, own: torch.Tensor, *, cut: bool) -> float:
+def _cut_in_two(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logprobs [T - 1] of `ids` [1, T], the second half as a child block of the first."""
     labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], NO_LABEL)], dim=1)
-    try:
-        if not cut:
-            got = Block(model, ids, labels).forward()
-        else:
-            half = ids.shape[1] // 2
-            root = Block(model, ids[:, :half], labels[:, :half])
-            first = root.forward()
-            root.open()
-            got = torch.cat([first, Block(model, ids[:, half:], labels[:, half:], root).forward()])
-    except Unsplittable:
-        return float("inf")
-    return float((got - own).abs().max())
+    half = ids.shape[1] // 2
+    root = Block(model, ids[:, :half], labels[:, :half])
+    first = root.forward()
+    root.open()
+    return torch.cat([first, Block(model, ids[:, half:], labels[:, half:], root).forward()])

@@ -25,15 +25,13 @@ class OpenGroup:
     """A group's prompt block, its parts, and the prompt adjoint whose weight is already known."""
 
     def __init__(self, prompt: list[int], ancestors: list[Block], parts: GroupParts) -> None:
-        self.prompt = prompt
         self.ancestors = ancestors
         """Blocks whose K/V the rows attend to: the step's prefix, the rest of the prompt; either may be missing."""
         self.parts = parts
         self.known_adjoint: list[Tensor] = []
 
-    @property
-    def shared_tokens(self) -> int:
-        return sum(block.tokens.shape[1] for block in self.ancestors)
+        self.shared_tokens = sum(block.tokens.shape[1] for block in ancestors)
+        self.shared = prompt[: self.shared_tokens]
 
 
 class StepGradient:
@@ -77,8 +75,10 @@ class StepGradient:
         else:
             destinations = group.parts.targets(request.reward)
             targets = [(part.buffer, weight) for part, weight in destinations]
-        shared = [row for row in request.rows if row.token_ids[: group.shared_tokens] == self._shared(group)]
-        alone = [row for row in request.rows if row not in shared] if len(shared) < len(request.rows) else []
+        shared: list[Row] = []
+        alone: list[Row] = []
+        for row in request.rows:
+            (shared if row.token_ids[: group.shared_tokens] == group.shared else alone).append(row)
         mismatch: list[Tensor] = []
         with self._sink.into(targets):
             if shared:
@@ -95,7 +95,7 @@ class StepGradient:
         cap = self._importance_cap
         return PassReport(
             busy_s=time.monotonic() - began,
-            tokens=sum(len(row.token_ids) - (group.shared_tokens if row in shared else 0) for row in request.rows),
+            tokens=sum(len(row.token_ids) for row in request.rows) - len(shared) * group.shared_tokens,
             sampled_tokens=difference.numel(),
             mismatch_sum=float(difference.abs().sum()),
             mismatch_max=float(difference.abs().max()) if difference.numel() else 0.0,
@@ -159,9 +159,6 @@ class StepGradient:
             group = OpenGroup(request.prompt, ancestors, GroupParts(self._pool, request.base))
             self._groups[request.group_id] = group
         return group
-
-    def _shared(self, group: OpenGroup) -> list[int]:
-        return group.prompt[: group.shared_tokens]
 
     def _backward(self, rows: list[Row], ancestors: list[Block], skip: int) -> Tensor:
         """Rows [B] after `skip` shared tokens; gives trainer minus engine logprob of every sampled token."""

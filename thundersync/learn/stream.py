@@ -50,6 +50,8 @@ class GradientStream:
         *,
         policy_version: int,
         prompts: Mapping[GroupId, list[int]],
+        prefix: list[int],
+        shares_prompts: bool,
         loss_agg: LossAggregation,
         lazy: bool,
         max_tokens: int,
@@ -61,6 +63,8 @@ class GradientStream:
         self._workers = workers
         self._policy_version = policy_version
         self._prompts = prompts
+        self._prefix = prefix
+        self._shares_prompts = shares_prompts
         self._loss_agg = loss_agg
         self._lazy = lazy
         self._max_tokens = max_tokens
@@ -96,12 +100,13 @@ class GradientStream:
         if isinstance(rollout.outcome, Failed):
             self._ledger.failed(rollout.rollout_id)
         else:
-            shared = len(self._prompts[rollout.group_id])
+            prompt = self._prompts[rollout.group_id] if self._shares_prompts else []
             self._ledger.scored(
                 rollout.rollout_id,
                 rollout.outcome.reward,
-                tokens=sum(max(1, len(sequence.token_ids) - shared) for sequence in rollout.sequences),
                 sampled_tokens=rollout.sampled_tokens,
+                rows=len(rollout.sequences),
+                longest=max(_own_tokens(sequence.token_ids, prompt) for sequence in rollout.sequences),
             )
             self._landed_s[rollout.rollout_id] = time.monotonic()
         await self._tell()
@@ -117,6 +122,7 @@ class GradientStream:
                 feeders.create_task(self._feed(worker), name=f"feed-worker-{worker.index}")
 
     async def _feed(self, worker: WorkerLink) -> None:
+        await worker.call(m.OpenStep(prefix=self._prefix), m.Done, limit_s=self._stall_timeout_s)
         while not self._ledger.settled:
             await self._close_groups()
             chosen = ready_queue.next_pass(
@@ -168,7 +174,9 @@ class GradientStream:
         for closing in self._ledger.closings():
             for rollout_id in closing.skipped:
                 self._emit(RolloutSkipped(at_s=time.time(), rollout_id=rollout_id))
-            await asyncio.gather(*(self._close(worker, closing) for worker in self._workers))
+            async with asyncio.TaskGroup() as closes:
+                for worker in self._workers:
+                    closes.create_task(self._close(worker, closing))
             self._emit(
                 GroupClosed(
                     at_s=time.time(),
@@ -223,3 +231,9 @@ class GradientStream:
         sums.mismatch_max = max(sums.mismatch_max, report.mismatch_max)
         sums.importance_capped += report.importance_capped
         sums.parts_peak = max(sums.parts_peak, report.parts)
+
+
+def _own_tokens(token_ids: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens of a row that its group's prompt block does not cover; the prompt's last token is the row's own."""
+    shared = len(prompt) - 1
+    return len(token_ids) - shared if shared > 0 and token_ids[:shared] == prompt[:shared] else len(token_ids)

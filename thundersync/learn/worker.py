@@ -7,7 +7,6 @@ weight, is the coordinator's business. Ends by itself when its parent is gone.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import time
 import traceback
@@ -21,7 +20,7 @@ import zmq
 
 from thundersync.generate.arena import create_arena, fill_arena
 from thundersync.generate.base import WeightArena
-from thundersync.generate.child import end_with_parent
+from thundersync.generate.child import end_with_parent, pin
 from thundersync.learn import messages as m
 from thundersync.learn.checkpoint import load_optimizer, save_checkpoint
 from thundersync.learn.flat import FlatParameters
@@ -63,14 +62,14 @@ class Worker:
 
     def _setup(self, request: m.Setup) -> m.Ready:
         if request.cpus:
-            os.sched_setaffinity(0, request.cpus)
+            pin(request.cpus)
         torch.set_num_threads(max(1, len(request.cpus)))
         source = request.checkpoint or request.model_path
         self._policy, shares_prompts = load_policy(
             source,
             dtype=request.dtype,
             device=request.device,
-            activation_checkpointing=request.activation_checkpointing,
+            max_model_len=request.max_model_len,
         )
         self._flat = FlatParameters(self._policy)
         self._gradient = StepGradient(
@@ -119,15 +118,16 @@ def serve(endpoint: str, parent: int, folder: Path) -> None:
     try:
         socket.send(b"hello")
         while True:
-            request = decoder.decode(socket.recv())
+            number, payload = socket.recv_multipart()
+            request = decoder.decode(payload)
             try:
                 reply = worker.answer(request)
             except BaseException as error:
                 traceback.print_exc()
                 broken = m.Broken(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-                socket.send(encoder.encode(broken))
+                socket.send_multipart((number, encoder.encode(broken)))
                 raise
-            socket.send(encoder.encode(reply))
+            socket.send_multipart((number, encoder.encode(reply)))
             if isinstance(request, m.Stop):
                 return
     finally:

@@ -42,6 +42,11 @@ class TaskSource:
         """All of them, by id."""
         return [self._by_id[task_id] for task_id in sorted(self._by_id)]
 
+    @property
+    def digest(self) -> str:
+        """12 hex digits over the task ids: equal digests, seeds and group counts give equal orders."""
+        return blake2b("\n".join(sorted(self._by_id)).encode(), digest_size=6).hexdigest()
+
     def step(self, step_index: int) -> list[Task]:
         """The `prompts_per_step` tasks of a step, counted from 0; one may come twice only across an epoch's end."""
         first = step_index * self._prompts_per_step

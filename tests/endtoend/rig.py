@@ -24,14 +24,16 @@ echo $r > /logs/verifier/reward.txt
 """
 
 
-def drawing_tasks(folder: Path, count: int) -> Path:
-    """Harbor tasks that anything solves with some luck."""
+def drawing_tasks(folder: Path, count: int, *, image: str = "") -> Path:
+    """Harbor tasks that anything solves with some luck; `image`: a prebuilt one for Docker."""
+    prebuilt = f'[environment]\ndocker_image = "{image}"\n' if image else ""
     for index in range(count):
         task = folder / f"draw-{index}"
         (task / "environment").mkdir(parents=True)
         (task / "tests").mkdir()
         (task / "solution").mkdir()
-        (task / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 60\n')
+        limits = "[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 60\n"
+        (task / "task.toml").write_text(f'version = "1.0"\n{limits}{prebuilt}')
         (task / "instruction.md").write_text(f"Do thing number {index}.\n")
         (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /work\n")
         (task / "tests" / "test.sh").write_text(DRAWING_CHECKER)
@@ -50,7 +52,7 @@ def raw_config(folder: Path, model: Path, **changes: object) -> dict[str, object
         "algo": {"group_size": 3, "prompts_per_step": 2},
         "rollout": {"max_tokens": 12, "max_turns": 2, "timeout_s": 60},
         "optim": {"lr": 1e-2},
-        "engine": {"kv_cache_gib": 0.0625, "max_num_seqs": 8},
+        "engine": {"backend": "transformers", "kv_cache_gib": 0.0625, "max_num_seqs": 8},
         "env": {"path": str(drawing_tasks(folder / "tasks", 5))},
         "sandbox": {"runtime": "process", "network": "off"},
         "ckpt": {"interval": 1},

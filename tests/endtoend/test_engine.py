@@ -43,7 +43,6 @@ async def test_the_next_steps_samples_come_from_the_new_weights(tmp_path: Path, 
         assert len(seen) == 4
 
 
-@pytest.mark.vllm
 async def test_an_embedding_program_can_generate_and_run_single_rollouts(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     async with Engine(config(tmp_path, model)) as engine:
@@ -56,7 +55,7 @@ async def test_an_embedding_program_can_generate_and_run_single_rollouts(tmp_pat
 
 async def test_leaving_the_engine_early_ends_everything(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
-    engine = Engine(config(tmp_path, model, engine__backend="transformers"))
+    engine = Engine(config(tmp_path, model))
     with pytest.raises(ZeroDivisionError):
         async with engine:
             worker = engine.parts.workers[0].pid

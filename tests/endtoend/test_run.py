@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from tests.endtoend.rig import Run, count, raw_config
+from tests.docker_daemon import BASE_IMAGE, DockerDaemon
+from tests.endtoend.rig import Run, count, drawing_tasks, raw_config
 from tests.tiny import tiny_model
-
-pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +43,9 @@ def rows(run: Run) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run.events.parent / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.vllm
 def test_a_run_commits_publishes_and_leaves_its_folder_and_nothing_else(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    run = start()
+    run = start(engine__backend="vllm")
     assert run.wait() == 0, run.text()
     assert run.left_behind() == []
     folder = run.events.parent
@@ -78,9 +78,16 @@ def test_a_run_commits_publishes_and_leaves_its_folder_and_nothing_else(start, t
     assert "step 3/3 committed" in seen.stdout
 
 
-@pytest.mark.parametrize("moment", ["at_start", "generating", "committing"])
-def test_ctrl_c_leaves_nothing_and_a_second_run_starts_at_once(start, moment: str) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=200)
+@pytest.mark.parametrize(
+    ("moment", "backend"),
+    [
+        pytest.param("at_start", "vllm", marks=pytest.mark.vllm),
+        pytest.param("generating", "vllm", marks=pytest.mark.vllm),
+        ("committing", "transformers"),
+    ],
+)
+def test_ctrl_c_leaves_nothing_and_a_second_run_starts_at_once(start, moment: str, backend: str) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=200, engine__backend=backend)
     if moment == "at_start":
         run.until(lambda events: "starting" in run.text())
     elif moment == "generating":
@@ -90,8 +97,8 @@ def test_ctrl_c_leaves_nothing_and_a_second_run_starts_at_once(start, moment: st
     run.signal(signal.SIGINT)
     assert run.wait(limit_s=60) == 130, run.text()
     assert run.left_behind() == []
-    again = start("--resume", "--set", "max_steps=2")
-    assert again.wait() == 0, again.text()
+    again = start("--resume")
+    again.until(lambda events: count(events, "run_started") == 2 or moment == "at_start")
 
 
 def test_a_killed_run_leaves_nothing_and_resumes_from_its_last_commit(start, model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -129,8 +136,9 @@ def test_a_killed_trainer_ends_the_run_within_seconds_with_its_log_and_a_remedy(
     assert run.left_behind() == []
 
 
+@pytest.mark.vllm
 def test_a_killed_engine_is_restarted_and_the_run_goes_on(start) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=4)
+    run = start(max_steps=4, engine__backend="vllm")
     run.until(lambda events: count(events, "step_committed") > 0)
     run.child("EngineCore").kill()
     assert run.wait() == 0, run.text()
@@ -159,3 +167,34 @@ def test_a_lazy_run_does_the_same_work_after_the_last_reward(start) -> None:  # 
         if event["kind"] == "pass_started":
             assert landed == 6
     shutil.rmtree(run.folder / "runs")
+
+
+@pytest.mark.docker
+def test_a_run_works_in_docker_containers_and_leaves_none(start, docker_daemon: DockerDaemon, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tasks = drawing_tasks(tmp_path / "container-tasks", 3, image=BASE_IMAGE)
+    run = start(
+        "--set", "max_steps=2", sandbox__runtime="docker", sandbox__docker_host=docker_daemon.host, env__path=str(tasks)
+    )
+    assert run.wait() == 0, run.text()
+    assert "docker sandboxes" in run.text()
+    assert count(run.read_events(), "rollout_scored") == 12
+    assert docker_daemon.docker("ps", "-aq").strip() == ""
+    assert run.left_behind() == []
+
+
+def test_a_dead_docker_daemon_is_told_before_anything_starts(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(sandbox__runtime="docker", sandbox__docker_host="unix:///nowhere/docker.sock")
+    assert run.wait(limit_s=30) == 1
+    assert "/nowhere/docker.sock" in run.text()
+    assert "->" in run.text()
+    assert not (run.folder / "runs").exists()
+
+
+def test_a_world_that_is_down_for_everybody_ends_the_run_instead_of_burning_it(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tasks = drawing_tasks(tmp_path / "broken-tasks", 2)
+    for checker in tasks.rglob("test.sh"):
+        checker.write_text("echo no reward at all\n")
+    run = start(max_steps=50, env__path=str(tasks))
+    assert run.wait() == 1
+    assert "not one of the 6 rollouts of step 0 could be scored" in run.text()
+    assert count(run.read_events(), "step_opened") == 1

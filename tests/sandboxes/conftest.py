@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes import DockerRuntime, ProcessRuntime, Runtime, RuntimeUnavailable, Sandbox, SandboxSpec
-from tests.docker_daemon import BASE_IMAGE, DockerDaemon, docker_daemon, docker_host
-
-__all__ = ["docker_daemon", "docker_host"]
+from tests.docker_daemon import BASE_IMAGE, DockerDaemon
 
 
 class Lab:

@@ -1,6 +1,7 @@
 """Whole runs from the command line: what they leave behind, what signals do, and how they continue."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -198,3 +199,47 @@ def test_a_world_that_is_down_for_everybody_ends_the_run_instead_of_burning_it(s
     assert run.wait() == 1
     assert "not one of the 6 rollouts of step 0 could be scored" in run.text()
     assert count(run.read_events(), "step_opened") == 1
+
+
+def test_eval_measures_a_checkpoint_and_leaves_the_training_run_alone(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=1, eval__env={"path": str(drawing_tasks(tmp_path / "eval-tasks", 2))}, eval__group_size=2)
+    assert run.wait() == 0, run.text()
+    checkpoint = run.events.parent / "checkpoints" / "step-000001"
+    evaluate = [sys.executable, "-m", "thundersync", "eval", str(tmp_path / "config.toml")]
+    done = subprocess.run(
+        [*evaluate, "--plain", "--model", str(checkpoint)],
+        capture_output=True, text=True, timeout=180, env={**os.environ, "TMPDIR": str(run.temporary)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "draw-0" in done.stdout
+    assert "draw-1" in done.stdout
+    (folder,) = (tmp_path / "runs").glob("eval-*")
+    assert (folder / "rollouts" / "eval-000000.jsonl.zst").is_file()
+    assert not list((folder / "checkpoints").iterdir())
+    again = start("--resume", "--set", "max_steps=2")  # the evaluation's folder is not taken for the run
+    assert again.wait() == 0, again.text()
+
+
+def test_eval_without_tasks_is_told_at_once(start, tmp_path: Path, model: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(raw_config(tmp_path, model)))
+    done = subprocess.run(
+        [sys.executable, "-m", "thundersync", "eval", str(tmp_path / "config.toml")],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "there are no evaluation tasks" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_live_run_can_be_watched_from_another_process(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=3)
+    run.until(lambda events: count(events, "step_opened") > 0)
+    seen = subprocess.run(
+        [sys.executable, "-m", "thundersync", "monitor", str(run.events.parent), "--json"],
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    kinds = [json.loads(line)["kind"] for line in seen.stdout.splitlines()]
+    assert kinds[0] == "run_started"
+    assert kinds[-1] == "run_finished"
+    assert kinds.count("step_committed") == 3
+    assert run.wait() == 0

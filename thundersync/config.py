@@ -94,7 +94,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
 class OptimConfig(Section, frozen=True, kw_only=True):
     type: Literal["adamw"] = "adamw"
     lr: PositiveFloat = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     max_grad_norm: PositiveFloat = 1.0
@@ -105,7 +105,7 @@ class OptimConfig(Section, frozen=True, kw_only=True):
 class StreamConfig(Section, frozen=True, kw_only=True):
     mode: Literal["stream", "lazy"] = "stream"
     """`lazy` does the same work after the step's last reward, by the textbook formula: the arm to compare with."""
-    partials_gib: PositiveFloat = 8.0
+    partials_gib: Annotated[float, Meta(gt=0, le=1e6)] = 8.0
     """Memory for the parts of open groups; beyond it, pieces wait as tokens until their group is complete."""
 
 
@@ -152,8 +152,8 @@ class MonitorConfig(Section, frozen=True, kw_only=True):
 class Config(Section, frozen=True, kw_only=True):
     model: ModelConfig
     env: EnvConfig
-    max_steps: Positive = 100
-    seed: int = 0
+    max_steps: Annotated[int, Meta(ge=1, le=10**9)] = 100
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     name: str = ""
     output_dir: str = "runs"
     stall_timeout_s: PositiveFloat = 3600.0

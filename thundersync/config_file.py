@@ -1,6 +1,7 @@
 """A TOML file and `--set` overrides -> a `Config`, or every fault of it at once, each with the nearest right name."""
 
 import difflib
+import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """As `load_config`, with the notes a user should see. Raises: ConfigError with all faults."""
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(
             f"there is no configuration file {path}", remedy="configs/quickstart.toml is a small one to start from."
@@ -180,6 +181,8 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.optim.warmup_steps > config.max_steps:
         faults.append(f"optim.warmup_steps = {config.optim.warmup_steps} is more than max_steps = {config.max_steps}")
+    if config.name and (not re.fullmatch(r"[^/\\\0]{1,100}", config.name) or config.name in (".", "..")):
+        faults.append(f"name = {config.name!r}: it names a folder, so at most 100 characters and no slash")
     slowest = max(config.rollout.timeout_s, config.rollout.command_timeout_s)
     if config.stall_timeout_s <= slowest:
         faults.append(

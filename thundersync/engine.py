@@ -17,7 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import msgspec
@@ -65,6 +65,7 @@ from thundersync.tasks.harbor import load_tasks
 from thundersync.tasks.source import TaskSource
 
 TEARDOWN_LIMIT_S = 60.0
+PROMPTS_CHECKED = 100
 SAVE_LIMIT_S = 300.0
 """For the last commit's checkpoint on the way out."""
 
@@ -100,10 +101,12 @@ class Engine:
 
     async def __aenter__(self) -> Engine:
         self._began_s = time.monotonic()
+        failed = ExitStack()
         try:
             placement = self._placement or place_here(self.config)
-            self._parts = await _build(self.config, placement, self._resume, self._say, self._stack)
+            self._parts = await _build(self.config, placement, self._resume, self._say, self._stack, failed)
         except BaseException:
+            failed.close()
             await finish(self._stack.aclose(), limit_s=TEARDOWN_LIMIT_S)
             raise
         self._next_step = self._saved_step = self._parts.start_step
@@ -288,9 +291,17 @@ class _Parts(msgspec.Struct, kw_only=True):
 
 
 async def _build(
-    config: Config, placement: Placement, resume: bool, say: Callable[[str], None], stack: AsyncExitStack
+    config: Config,
+    placement: Placement,
+    resume: bool,
+    say: Callable[[str], None],
+    stack: AsyncExitStack,
+    failed: ExitStack,
 ) -> _Parts:
-    """Cheap checks first, then what takes time; each part's end is registered before the next begins."""
+    """Cheap checks first, then what takes time; each part's end is registered before the next begins.
+
+    `failed` is for what has to be undone only if this does not succeed.
+    """
     tasks = await _tasks(config, config.env.path)
     source = TaskSource(tasks, prompts_per_step=config.algo.prompts_per_step, seed=config.seed)
     eval_tasks = await _tasks(config, config.eval.env.path) if config.eval is not None else []
@@ -315,7 +326,10 @@ async def _build(
     state = found[1] if found else fresh
     _refuse_other_run(state, fresh)
     if resume:
+        folder.take_config(to_toml(config))
         await folder.rewind(state.step, state.policy_version)
+    else:
+        failed.callback(folder.free_name)
     say(f"{placement.sentence()}; {runtime.name} sandboxes: {runtime.isolation}")
     tools = _ToolCounter()
 
@@ -336,6 +350,11 @@ async def _build(
     setup = _setup(config, placement, model_path, worker.arena_path, str(found[0]) if found else "")
     # Before the engines: they may be forked, and a fork in the middle of another thread's import can hang.
     renderer = await asyncio.to_thread(Renderer.load, model_path, tools=[BASH_TOOL])
+
+    def prompt_ids(task: Task) -> list[int]:
+        return renderer.encode(renderer.text([*prompt, Message(role="user", content=task.instruction)]))
+
+    await asyncio.to_thread(_refuse_long_prompts, [*tasks, *eval_tasks], prompt_ids, config.model.max_model_len)
     async with asyncio.TaskGroup() as starting:
         starting.create_task(_start_all(generators))
         answering = starting.create_task(worker.start(setup))
@@ -375,9 +394,7 @@ async def _build(
         generators=generators,
         worker=worker,
         shares_prompts=ready.shares_prompts,
-        prompt_ids=lambda task: renderer.encode(
-            renderer.text([*prompt, Message(role="user", content=task.instruction)])
-        ),
+        prompt_ids=prompt_ids,
         parameters=ready.parameters,
         policy_version=state.policy_version,
         emit=emit,
@@ -530,6 +547,17 @@ def _refuse_network(runtime: Runtime, tasks: Sequence[Task]) -> None:
             f"{len(asking)} tasks ask for network, which process sandboxes never have: {', '.join(asking[:3])}, ...",
             remedy='Use sandbox.runtime = "docker", or sandbox.network = "off" if they do without.',
         )
+
+
+def _refuse_long_prompts(tasks: Sequence[Task], prompt_ids: Callable[[Task], list[int]], limit: int) -> None:
+    """A prompt that leaves no room for a reply is known before an engine starts; the longest instructions tell."""
+    for task in sorted(tasks, key=lambda task: -len(task.instruction))[:PROMPTS_CHECKED]:
+        length = len(prompt_ids(task))
+        if length >= limit:
+            raise TaskError(
+                f"the prompt of task {task.task_id} has {length} tokens, model.max_model_len is {limit}: no reply fits",
+                remedy="Raise model.max_model_len, or shorten rollout.system_prompt.",
+            )
 
 
 def _refuse_overlap(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:

@@ -68,6 +68,10 @@ class LedgerError(ThundersyncError):
     """The step's bookkeeping met something impossible: an invariant broke."""
 
 
+class CheckpointFailed(ThundersyncError):
+    """A checkpoint could not be written; the run and the checkpoints before it are whole."""
+
+
 class StepWithoutScore(ThundersyncError):
     """Not one rollout of a step could be scored: the world is down, and going on would burn the run."""
 

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 import time
 import tomllib
 import weakref
@@ -21,7 +22,7 @@ import msgspec
 import zstandard
 
 from thundersync.core.types import Rollout
-from thundersync.errors import ResumeError, ThundersyncError
+from thundersync.errors import ConfigError, ResumeError, ThundersyncError
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ class RunExists(ThundersyncError):
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"{path} already holds a run",
-            remedy=f"Continue it with --resume, choose another `name`, or remove the folder: rm -r {path}",
+            remedy="Continue it with --resume, choose another `name`, or remove the folder: "
+            f"rm -r {shlex.quote(str(path))}",
         )
 
 
@@ -69,11 +71,22 @@ class RunFolder:
         """Make the folder of a new run, or take over the folder of one to resume.
 
         Without a `name` a new run gets one like `20261129-1624-smollm2`, and a resumed one is the newest of that form
-        for the same model. A resumed run's config replaces the old one, which is kept as `config-1.toml`, and so on.
+        for the same model. A resumed run's config stays what it was until `take_config`.
 
-        Raises: RunExists, RunLocked, ResumeError (nothing to resume).
+        Raises: RunExists, RunLocked, ResumeError (nothing to resume), ConfigError (the folder cannot be written).
         """
-        output, slug = Path(output_dir), _slug(resolved_config_toml)
+        try:
+            return cls._create(Path(output_dir), name, resolved_config_toml, resume, now_s)
+        except OSError as error:
+            raise ConfigError(
+                f"the run's folder cannot be made in {output_dir}: {error}", remedy="Choose another output_dir."
+            ) from error
+
+    @classmethod
+    def _create(
+        cls, output: Path, name: str, resolved_config_toml: str, resume: bool, now_s: float | None
+    ) -> "RunFolder":
+        slug = _slug(resolved_config_toml)
         if resume:
             path = output / name if name else _newest(output, slug)
             if not (path / _CONFIG).is_file():
@@ -86,19 +99,28 @@ class RunFolder:
         lock = _Lock(path)
         try:
             config = path / _CONFIG
-            if config.is_file():
-                if not resume:
-                    raise RunExists(path)
-                if config.read_text() != resolved_config_toml:
-                    config.replace(path / f"config-{len(list(path.glob('config-*.toml'))) + 1}.toml")
+            if config.is_file() and not resume:
+                raise RunExists(path)
             (path / "feed.json").unlink(missing_ok=True)  # a killed run leaves it, and nobody answers there
-            write_whole(config, resolved_config_toml.encode())
+            if not resume:
+                write_whole(config, resolved_config_toml.encode())
             for folder in ("rollouts", "checkpoints", "logs"):
                 (path / folder).mkdir(exist_ok=True)
         except BaseException:
             lock.release()
             raise
         return cls(path, lock)
+
+    def take_config(self, resolved_config_toml: str) -> None:
+        """A resumed run goes on with this configuration; a different old one is kept as `config-1.toml`, and so on."""
+        config = self.path / _CONFIG
+        if config.read_text() != resolved_config_toml:
+            config.replace(self.path / f"config-{len(list(self.path.glob('config-*.toml'))) + 1}.toml")
+            write_whole(config, resolved_config_toml.encode())
+
+    def free_name(self) -> None:
+        """A run that could not start is no run: its logs stay, its name may be used again."""
+        (self.path / _CONFIG).unlink(missing_ok=True)
 
     async def write_metrics(self, row: Mapping[str, Any]) -> None:
         """Append one row, durable when this returns. `step` is the row's step; JSON turns NaN into null."""
@@ -152,7 +174,7 @@ def is_running(path: Path) -> bool:
     """Whether a live process owns the run in this folder. A killed owner does not count."""
     try:
         descriptor = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:
+    except OSError:  # no such folder, or no folder at all
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -7,12 +7,14 @@ process dies with this one. Knows nothing of what happens inside a run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
 from statistics import fmean
 from typing import Any
 
@@ -39,8 +41,10 @@ def train(config: Config, *, resume: bool, plain: bool, console: Console) -> int
     # This process and its sandboxes stay on the engines' cores: the trainer's are its own.
     pin(placement.engine_cpus)
 
+    voice = Voice(console)
+
     async def work() -> None:
-        engine = Engine(config, resume=resume, placement=placement, say=lambda text: _say(console, text))
+        engine = Engine(config, resume=resume, placement=placement, say=voice.say)
         async with engine:
             panel = Panel(str(engine.run_dir), plain=plain, console=console)
             panel.start()
@@ -48,7 +52,7 @@ def train(config: Config, *, resume: bool, plain: bool, console: Console) -> int
             async for _ in engine.steps():
                 pass
 
-    return run_to_the_end(work(), console)
+    return run_to_the_end(work(), console, voice=voice)
 
 
 def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
@@ -60,8 +64,10 @@ def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
         raise ConfigError("there are no evaluation tasks", remedy="Add [eval] with env = { ... } to the configuration.")
     own = msgspec.structs.replace(config, name=f"eval-{config.name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}")
 
+    voice = Voice(console)
+
     async def work() -> None:
-        async with Engine(own, say=lambda text: _say(console, text)) as engine:
+        async with Engine(own, say=voice.say) as engine:
             panel = Panel(str(engine.run_dir), plain=plain, console=console)
             panel.start()
             engine.on_close(panel.join)
@@ -71,7 +77,30 @@ def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
             table.add_row(task_id, " ".join(f"{reward:g}" for reward in rewards), f"{fmean(rewards):.2f}")
         console.print(table)
 
-    return run_to_the_end(work(), console)
+    return run_to_the_end(work(), console, voice=voice)
+
+
+class Voice:
+    """Lines to the terminal from a thread of their own: one that is closed or stopped delays nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._speak, name="voice", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        self._lines.put(text)
+
+    def close(self) -> None:
+        """Let it finish its sentences, for a moment. Idempotent."""
+        self._lines.put(None)
+        self._thread.join(2.0)
+
+    def _speak(self) -> None:
+        while (text := self._lines.get()) is not None:
+            with contextlib.suppress(OSError, SystemExit):
+                self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 class Panel:
@@ -92,13 +121,23 @@ class Panel:
         asyncio.run(show(self._target, plain=self._plain, console=self._console))
 
 
-def run_to_the_end(work: Coroutine[Any, Any, None], console: Console) -> int:
+def run_to_the_end(
+    work: Coroutine[Any, Any, None],
+    console: Console,
+    *,
+    voice: Voice | None = None,
+    farewell: str = "ending the run in order; again to force",
+) -> int:
     """Run `work` on a uvloop, with the signals handled; returns the exit code and prints errors with their remedies."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_guarded(work, console))
+    voice = voice or Voice(console)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_guarded(work, console, voice, farewell))
+    finally:
+        voice.close()
 
 
-async def _guarded(work: Coroutine[Any, Any, None], console: Console) -> int:
+async def _guarded(work: Coroutine[Any, Any, None], console: Console, voice: Voice, farewell: str) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(work, name="run")
     stopping = False
@@ -108,8 +147,8 @@ async def _guarded(work: Coroutine[Any, Any, None], console: Console) -> int:
         if stopping:
             os._exit(FORCED)  # children watch their parent and end with it
         stopping = True
-        console.print(f"[bold]{name}[/]: ending the run in order; again to force")
-        task.cancel()
+        task.cancel()  # first: the terminal may be gone
+        voice.say(f"{name}: {farewell}")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number.name)
@@ -118,7 +157,10 @@ async def _guarded(work: Coroutine[Any, Any, None], console: Console) -> int:
     except asyncio.CancelledError:
         return INTERRUPTED
     except BaseException as error:
-        return _tell(error, console)
+        voice.close()
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            return _tell(error, console)
+        return 1
     return 0
 
 
@@ -132,10 +174,6 @@ def _tell(error: BaseException, console: Console) -> int:
     if len(known) < len(causes):
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

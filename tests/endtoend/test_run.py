@@ -183,6 +183,41 @@ def test_a_run_works_in_docker_containers_and_leaves_none(start, docker_daemon: 
     assert run.left_behind() == []
 
 
+def test_a_prompt_that_leaves_no_room_is_told_before_an_engine_starts(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(model__max_model_len=64, rollout__max_tokens=8)
+    assert run.wait(limit_s=60) == 1
+    assert "model.max_model_len is 64" in run.text()
+    assert "->" in run.text()
+    again = start("--dry-run")  # and the name is free again
+    assert again.wait() == 0
+    assert not (run.events.parent / "config.toml").exists()
+
+
+def test_a_closed_terminal_ends_the_run_in_order(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=200)
+    run.until(lambda events: count(events, "step_committed") > 0)
+    run.signal(signal.SIGHUP)
+    assert run.wait(limit_s=60) == 130, run.text()
+    assert run.left_behind() == []
+    saved = sorted((run.events.parent / "checkpoints").glob("step-*"))
+    assert len(rows(run)) == int(saved[-1].name[5:])  # what was committed is saved
+
+
+def test_a_full_disk_ends_the_run_with_a_clear_word_and_half_a_checkpoint_is_removed(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(runs)], check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        run = start(max_steps=50)
+        assert run.wait() == 1, run.text()
+        assert "the checkpoint could not be written" in run.text() or "cannot be written" in run.text()
+        assert "Free space" in run.text()
+        assert not list(runs.rglob(".step-*"))
+    finally:
+        subprocess.run(["umount", str(runs)], check=True)
+
+
 def test_a_dead_docker_daemon_is_told_before_anything_starts(start) -> None:  # type: ignore[no-untyped-def]
     run = start(sandbox__runtime="docker", sandbox__docker_host="unix:///nowhere/docker.sock")
     assert run.wait(limit_s=30) == 1

@@ -114,6 +114,8 @@ def _load(settings: WorkerSettings, manifest: Manifest, attention: PackedAttenti
     model = AutoModelForCausalLM.from_pretrained(
         settings.model_path, dtype=getattr(torch, settings.dtype), attn_implementation=NAME
     )
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        raise ValueError("the transformers engine has no attention with soft caps; use vLLM")
     return model.to(device).eval().requires_grad_(False)
 
 

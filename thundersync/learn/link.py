@@ -21,7 +21,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from thundersync.errors import WorkerLost
+from thundersync.errors import CheckpointFailed, WorkerLost
 from thundersync.generate.child import log_tail
 from thundersync.learn import messages as m
 
@@ -92,6 +92,11 @@ class WorkerLink:
         reply = self._decoder.decode(payload)
         if isinstance(reply, expected):
             return reply
+        if isinstance(reply, m.NotSaved):
+            raise CheckpointFailed(
+                f"the checkpoint could not be written: {reply.error}",
+                remedy="Free space on that disk, then continue with --resume.",
+            )
         if isinstance(reply, m.Broken):
             raise self._lost(f"broke on {type(request).__name__}: {reply.error}")
         raise self._lost(f"answered {type(reply).__name__} to {type(request).__name__}")

@@ -150,6 +150,12 @@ class Scores(Reply, frozen=True, kw_only=True, tag="scores"):
     """[T - 1]: of token 1 given token 0, and so on."""
 
 
+class NotSaved(Reply, frozen=True, kw_only=True, tag="not_saved"):
+    """The checkpoint could not be written; nothing else has happened."""
+
+    error: str
+
+
 class Broken(Reply, frozen=True, kw_only=True, tag="broken"):
     """The worker met an exception and ends."""
 
@@ -157,4 +163,4 @@ class Broken(Reply, frozen=True, kw_only=True, tag="broken"):
     traceback: str
 
 
-AnyReply: TypeAlias = Ready | PassReport | Done | Committed | Scores | Broken
+AnyReply: TypeAlias = Ready | PassReport | Done | Committed | Scores | NotSaved | Broken

@@ -56,7 +56,7 @@ class Worker:
             case m.Score(token_ids=token_ids):
                 return m.Scores(logprobs=self._gradient.score(token_ids))
             case m.Save(path=path):
-                return _timed(lambda: save_checkpoint(Path(path), self._policy, self._optimizer))
+                return self._save(Path(path))
             case m.Stop():
                 return m.Done()
 
@@ -89,6 +89,12 @@ class Worker:
             arena=self._arena,
             device=request.device,
         )
+
+    def _save(self, path: Path) -> m.Done | m.NotSaved:
+        try:
+            return _timed(lambda: save_checkpoint(path, self._policy, self._optimizer))
+        except Exception as error:  # a full disk comes as many kinds of error, and none has touched the policy
+            return m.NotSaved(error=f"{type(error).__name__}: {error}")
 
     def _commit(self, scale: float) -> m.Committed:
         began = time.monotonic()

@@ -6,6 +6,7 @@ The last stop of the events; `run` shows its own run with it and `monitor` anybo
 import asyncio
 import contextlib
 import math
+import os
 import statistics
 import time
 from typing import TextIO
@@ -48,7 +49,8 @@ async def show(target: str, *, plain: bool = False, console: Console) -> RunView
     else:
         await _panel(target, view, console)
     if view.run is not None:
-        console.print(summary(view))
+        with contextlib.suppress(SystemExit):
+            console.print(summary(view))
     return view
 
 
@@ -56,8 +58,12 @@ async def pipe(target: str, output: TextIO) -> None:
     """Every event as one JSON object a line, for `jq` and the like; ends with the run."""
     async with contextlib.aclosing(events(target)) as stream:
         async for event in stream:
-            output.write(to_line(event).decode())
-            output.flush()
+            try:
+                output.write(to_line(event).decode())
+                output.flush()
+            except BrokenPipeError:  # `| head` has seen enough; what Python flushes at its end goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+                return
 
 
 def plain_line(event: Event, view: RunView) -> str | None:
@@ -177,7 +183,10 @@ async def _lines(target: str, view: RunView, console: Console) -> None:
             view.apply(event)
             line = plain_line(event, view)
             if line is not None:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                try:
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+                except SystemExit:  # rich's word for a broken pipe: `| head` has seen enough
+                    return
 
 
 def _stopped(end: RunFinished | None) -> str:

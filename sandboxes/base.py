@@ -8,7 +8,9 @@ from msgspec import Struct
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):
-    """What a sandbox should be. `image` (prebuilt) or `context` (folder with a Dockerfile) says where it starts."""
+    """What a sandbox should be. `image` (prebuilt) or `context` (folder with a Dockerfile) says where it starts; with
+    both, Docker takes the image and process sandboxes follow the Dockerfile.
+    """
 
     image: str = ""
     context: str = ""

@@ -31,7 +31,7 @@ class ImageStore:
 
         A context is read once per store: one that changed under a run would give one group two worlds.
         """
-        wanted = spec.context or spec.image
+        wanted = spec.image or spec.context  # a prebuilt image is what its task was validated with
         if not wanted:
             raise ImageMissing(
                 "a Docker sandbox needs an image or a folder with a Dockerfile", remedy="Name one of them."
@@ -39,7 +39,7 @@ class ImageStore:
         async with self._locks.setdefault(wanted, asyncio.Lock()):
             if wanted not in self._ready:
                 async with self._building:
-                    self._ready[wanted] = await (self._build(spec) if spec.context else self._pull(spec))
+                    self._ready[wanted] = await (self._pull(spec) if spec.image else self._build(spec))
         return self._ready[wanted]
 
     async def _build(self, spec: SandboxSpec) -> str:

@@ -84,7 +84,7 @@ class Checkpoints:
             if (tokenizer_from / name).is_file():
                 shutil.copy2(tokenizer_from / name, draft / name)
         (draft / STATE_FILE).write_bytes(msgspec.json.encode(state))
-        for file in draft.iterdir():
+        for file in (path for path in draft.rglob("*") if path.is_file()):
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         draft.rename(target)

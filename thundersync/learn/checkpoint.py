@@ -12,13 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from thundersync.learn.optimizer import Optimizer
 
-OPTIMIZER_FILE = "optimizer-00000-of-00001.safetensors"
-SCHEDULE_FILE = "schedule.json"
+# In a folder of its own: loaders take every safetensors file beside the model for weights.
+OPTIMIZER_FILE = Path("optimizer") / "shard-00000-of-00001.safetensors"
+SCHEDULE_FILE = Path("optimizer") / "schedule.json"
 
 
 def save_checkpoint(path: Path, policy: Any, optimizer: Optimizer) -> None:
     """Write into the existing folder `path`. Master weights are saved in float32, so that a resume loses no bit."""
     policy.save_pretrained(path)
+    (path / OPTIMIZER_FILE).parent.mkdir(exist_ok=True)
     state = optimizer.adamw.state[optimizer.master]
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     save_file({"master": optimizer.master, **tensors}, path / OPTIMIZER_FILE)

@@ -16,8 +16,8 @@ from msgspec import Struct
 from sandboxes.base import Command, Result, SandboxSpec
 from sandboxes.errors import FileMissing, FileTooLarge, SandboxGone
 from thundersync.core.types import Checker, FinishReason, Image, Task
-from thundersync.errors import EngineDied, PublishFailed
-from thundersync.generate.base import EngineStats, Generation, Sampling, WeightArena
+from thundersync.errors import EngineDied, EngineFailed, PublishFailed, TeacherFailed
+from thundersync.generate.base import EngineStats, Generation, Sampling, TokenScores, WeightArena
 from thundersync.monitor.events import AnyEvent
 
 
@@ -97,6 +97,30 @@ class Reply(Struct, frozen=True, kw_only=True):
     """Called (and awaited, if it gives something to await) before the reply is given: a gate, or a clock to move."""
 
 
+class AskedScore(Struct, frozen=True, kw_only=True):
+    """One call of `FakeGenerator.score`, or of `FakeTeacher.score`, which has no request id."""
+
+    token_ids: list[int]
+    start: int
+    topk: int
+    request_id: str = ""
+
+    @property
+    def scored_ids(self) -> list[int]:
+        return self.token_ids[self.start :]
+
+
+def fake_scores(asked: AskedScore, *, policy_version: int = 0, logprob: float = -0.25) -> TokenScores:
+    """Every token `logprob`; its alternatives are itself and the ids after it, each one less probable by 1."""
+    ranks = range(asked.topk)
+    return TokenScores(
+        logprobs=[logprob] * len(asked.scored_ids),
+        top_ids=[[token + rank for rank in ranks] for token in asked.scored_ids] if asked.topk else [],
+        top_logprobs=[[logprob - rank for rank in ranks] for _ in asked.scored_ids] if asked.topk else [],
+        policy_version=policy_version,
+    )
+
+
 Script = Callable[[Asked], "Reply | Generation | Exception"]
 
 
@@ -111,7 +135,7 @@ def turns(*replies: "str | Reply | Generation | Exception") -> Script:
 
 
 class FakeGenerator:
-    """A `Generator` that says what a script tells it to. `asked` records every request."""
+    """A `Generator` that says what a script tells it to. `asked` records every request, `scored` every score."""
 
     def __init__(
         self,
@@ -127,6 +151,11 @@ class FakeGenerator:
         self.script = script
         self.tokenizer = tokenizer or ByteTokenizer()
         self.asked: list[Asked] = []
+        self.scored: list[AskedScore] = []
+        self.score_gate: asyncio.Event | None = None
+        """Where set, scores wait for it."""
+        self.failing: list[EngineFailed] = []
+        """Raised by the next scores, one each."""
         self.aborted: list[str] = []
         self.running = 0
         self.most_running = 0
@@ -201,6 +230,23 @@ class FakeGenerator:
             token_ids=ids, logprobs=[self._logprob] * len(ids), finish_reason=finish, policy_version=self._version
         )
 
+    async def score(self, token_ids: Sequence[int], *, start: int, topk: int = 0, request_id: str) -> TokenScores:
+        if self.dead or self.closed:
+            raise EngineDied("the fake engine is dead")
+        asked = AskedScore(token_ids=list(token_ids), start=start, topk=topk, request_id=request_id)
+        self.scored.append(asked)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0)
+            if self.score_gate is not None:
+                await self.score_gate.wait()
+            if self.failing:
+                raise self.failing.pop(0)
+            return fake_scores(asked, policy_version=self._version)
+        finally:
+            self.running -= 1
+
     async def publish(self, arena: WeightArena, *, version: int) -> float:
         if self.running:
             raise PublishFailed(f"{self.running} requests are in flight")
@@ -216,6 +262,52 @@ class FakeGenerator:
             cached_tokens=0,
             sampled_tokens=self._sampled_tokens,
         )
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeTeacher:
+    """A `Teacher` that gives `fake_scores`, or what `answer` gives: scores, or an exception to raise.
+
+    `scored` records every request. Where `gate` is set, scores wait for it.
+    """
+
+    def __init__(
+        self,
+        name: str = "fake teacher",
+        *,
+        answer: Callable[[AskedScore], "TokenScores | Exception"] = fake_scores,
+    ) -> None:
+        self.scored: list[AskedScore] = []
+        self.gate: asyncio.Event | None = None
+        self.started = False
+        self.closed = False
+        self.payload_bytes = 0
+        self._name = name
+        self._answer = answer
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def start(self) -> list[str]:
+        self.started = True
+        return [f"{self._name} has started"]
+
+    async def score(self, token_ids: Sequence[int], *, start: int, topk: int = 0) -> TokenScores:
+        if self.closed:
+            raise TeacherFailed(f"{self._name} is closed")
+        asked = AskedScore(token_ids=list(token_ids), start=start, topk=topk)
+        self.scored.append(asked)
+        await asyncio.sleep(0)
+        if self.gate is not None:
+            await self.gate.wait()
+        answer = self._answer(asked)
+        if isinstance(answer, Exception):
+            raise answer
+        self.payload_bytes += answer.nbytes
+        return answer
 
     async def close(self) -> None:
         self.closed = True

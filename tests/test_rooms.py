@@ -65,15 +65,25 @@ def test_sandboxes_know_nothing_of_training() -> None:
         assert not any(module.startswith("thundersync") for module in imports(path)), path
 
 
-def test_only_the_engine_and_the_commands_import_every_room() -> None:
-    rooms = ("tasks", "rollout", "generate", "score", "learn", "monitor")
+ROOMS = ("tasks", "rollout", "generate", "score", "learn", "monitor")
+
+
+def rooms_of(path: Path) -> set[str]:
+    """The rooms a file imports from."""
+    return {m.split(".")[1] for m in imports(path) if m.startswith("thundersync.") and m.split(".")[1] in ROOMS}
+
+
+def test_a_room_joins_few_others() -> None:
     for path in SOURCES:
         name = str(path.relative_to(REPO))
         if name.count("/") < 2 or not name.startswith("thundersync/"):
             continue  # modules at the top join rooms
-        own = name.split("/")[1]
-        other = {m.split(".")[1] for m in imports(path) if m.startswith("thundersync.") and m.split(".")[1] in rooms}
-        assert len(other - {own}) <= 3, (name, other)
+        other = rooms_of(path) - {name.split("/")[1]}
+        assert len(other) <= 3, (name, other)
+
+
+def test_only_the_assembly_imports_every_room() -> None:
+    assert [path.name for path in SOURCES if rooms_of(path) == set(ROOMS)] == ["assembly.py"]
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -33,10 +33,13 @@ WORDS = (
 )
 
 
-def tiny_model(path: Path, *, seed: int = 0, vocab: int = NAMED_IDS, tie: bool = True, layers: int = 2) -> Path:
+def tiny_model(
+    path: Path, *, seed: int = 0, vocab: int = NAMED_IDS, tie: bool = True, layers: int = 2, std: float = 0.25
+) -> Path:
     """Write a random float32 Llama (about 0.1M parameters, head size 32) and its tokenizer to `path`; returns `path`.
 
-    `vocab` is at least 384; the tokenizer names 384 ids, the rest are padding rows, as in real models.
+    `vocab` is at least 384; the tokenizer names 384 ids, the rest are padding rows, as in real models. The usual `std`
+    of the weights saturates attention, so that float32 gradients of some inputs are good to 2e-5 only; 0.1 is benign.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -65,7 +68,7 @@ def tiny_model(path: Path, *, seed: int = 0, vocab: int = NAMED_IDS, tie: bool =
                     parameter.copy_(1.0 + 0.1 * torch.randn_like(parameter))
                 else:
                     # std 0.25: hidden states of norm 8 against rows of norm 2 give logits of std 2.
-                    parameter.copy_(0.25 * torch.randn_like(parameter))
+                    parameter.copy_(std * torch.randn_like(parameter))
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     tiny_tokenizer(path)

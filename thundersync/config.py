@@ -1,7 +1,7 @@
 """Configuration: frozen structs, one unit per key, in its name. `config_file` reads them from TOML.
 
 Each part of the run gets its own struct, never all of `Config`. A key that nothing reads is refused, so no option
-can be silently ignored; the names other trainers use are accepted with a note (`ALIASES`).
+can be silently ignored; the names other trainers use are in `config_names`, what keys say together in `config_checks`.
 """
 
 from typing import Annotated, Literal
@@ -10,12 +10,26 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+AlgoType = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "dapo", "opd", "opsd"]
+DISTILLING: tuple[AlgoType, ...] = ("opd", "opsd")
+"""Types in which a teacher scores tokens; rewards are measured, and not learned from."""
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file."""
+
+
+class LoraConfig(Section, frozen=True, kw_only=True):
+    """Train low-rank adapters of a frozen model: W + (alpha / rank) B A."""
+
+    rank: Positive = 32
+    alpha: PositiveFloat = 64.0
+    """The update is scaled by alpha / rank."""
+    target_modules: Annotated[tuple[str, ...], Meta(min_length=1)] = ("all-linear",)
+    """Names of the linear layers that get an adapter; `all-linear`: every one but the output head."""
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
@@ -26,22 +40,43 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     bfloat16 on GPUs and on CPUs with bfloat16 instructions; elsewhere it would be eight times slower than float32."""
     max_model_len: Positive = 4096
     """Tokens of prompt and replies together."""
+    lora: LoraConfig | None = None
+    """None: every weight is trained."""
 
 
 class AlgoConfig(Section, frozen=True, kw_only=True):
-    type: Literal["grpo"] = "grpo"
+    """What is maximised. In a file the type sets the other keys' defaults (`config_checks.PRESETS`)."""
+
+    type: AlgoType = "grpo"
     group_size: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Rollouts per prompt."""
     prompts_per_step: Annotated[int, Meta(ge=1, le=4096)] = 16
     """Groups per commit."""
-    norm_by_std: bool = True
+    norm_by_std: bool | Literal["batch"] = True
+    """Divide by the group's standard deviation, not at all, or by that of the whole step (`batch`)."""
     std_unbiased: bool = True
+    """Divide by n - 1 (verl, TRL) instead of n (the DeepSeekMath paper)."""
     adv_eps: Annotated[float, Meta(ge=0)] = 1e-6
-    loss_agg: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
-    mismatch: Literal["none", "tis"] = "tis"
-    """Correction of the engine's sampling probabilities towards the trainer's: `tis` = truncated importance weight."""
+    """Added to the standard deviation, in units of the reward."""
+    loss_agg: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"
+    loss_constant: NonNegative = 0
+    """Under `loss_agg = "constant"`: tokens that each rollout's sum is divided by; 0 = the most that a rollout can
+    sample (`Config.loss_constant_tokens`)."""
+    kl_coef: NotNegative = 0.0
+    """Weight of the KL divergence to the frozen policy that the run began with."""
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    """Its estimator: k1 is taken off the reward; k2 and k3 are terms of the loss."""
+    entropy_coef: NotNegative = 0.0
+    """Weight of the policy's entropy, which is maximised."""
+    mismatch: Literal["none", "tis", "icepop", "seq_mask"] = "tis"
+    """Correction of the engine's sampling probabilities by the ratio trainer / engine: `tis` weighs each token by it,
+    at most `mismatch_high`; `icepop` does within low..high and leaves other tokens out; `seq_mask` does so with whole
+    sequences, by the ratio of all their tokens."""
+    mismatch_low: PositiveFloat = 0.5
     mismatch_high: PositiveFloat = 2.0
-    """Cap of the importance weight."""
+    zero_variance: Literal["keep", "skip"] = "keep"
+    """Of groups whose rewards are all equal: `keep` their KL and entropy gradient (they have no other), or `skip` it.
+    They count in the denominators either way."""
     min_group_size: Annotated[int, Meta(ge=1)] = 2
     on_failure: Literal["retry", "shrink", "drop"] = "retry"
     """Of a rollout whose world failed: try it again, go on without it, or drop its whole group. What is still failed
@@ -89,6 +124,10 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Cores the trainer is pinned to on a CPU machine; empty = chosen."""
     micro_batch_tokens: Positive = 8192
     """Most tokens of one backward pass, padding included."""
+    workers: NonNegative = 0
+    """Trainer processes, each with the whole policy; 0 = one per trainer GPU, and one on a CPU."""
+    activation_checkpointing: bool = False
+    """Keep fewer activations and compute the others again during the backward pass: less memory, more time."""
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
@@ -100,13 +139,56 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     max_grad_norm: PositiveFloat = 1.0
     scheduler: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegative = 0
+    offload: bool = False
+    """Master weights and moments in host memory; a CPU's are there already."""
 
 
 class StreamConfig(Section, frozen=True, kw_only=True):
     mode: Literal["stream", "lazy"] = "stream"
     """`lazy` does the same work after the step's last reward, by the textbook formula: the arm to compare with."""
+    turns: Literal["auto", "deferred", "forward", "immediate"] = "auto"
+    """With a teacher, when the turns of a rollout are worked: all in one sweep after its last score (`deferred`), their
+    forward as they come and one sweep (`forward`), or each turn's own backward at its score (`immediate`). `auto` is
+    `forward`. The update is the same; a model that cannot be cut into blocks has `deferred` only."""
+    release: Literal["reward", "content"] = "reward"
+    """When a rollout's backward may start: once its reward is known, or already while its checker runs."""
     partials_gib: Annotated[float, Meta(gt=0, le=1e6)] = 8.0
-    """Memory for the parts of open groups; beyond it, pieces wait as tokens until their group is complete."""
+    """Memory per trainer worker for the parts of open groups."""
+    spill_gib: Annotated[float, Meta(ge=0, le=1e6)] = 32.0
+    """On GPUs: host memory per trainer worker for parts beyond `partials_gib`; beyond that, pieces wait as tokens until
+    their group is complete. A CPU's parts are in host memory already."""
+    verify_every: NonNegative = 0
+    """Steps between audits of a live step against its one-piece gradient; 0 = none."""
+
+
+class TeacherConfig(Section, frozen=True, kw_only=True):
+    """Who scores the policy's tokens: a frozen model in engines of its own (`name`) or behind a server (`base_url`), or
+    the policy itself, shown more than it is when it acts (`privileged`)."""
+
+    name: str = ""
+    """As `model.name`."""
+    base_url: str = ""
+    """Of an OpenAI-compatible server that gives prompt logprobs."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the server's key; it may be unset."""
+    tokenizer: str = ""
+    """With `base_url`: a folder with the served model's tokenizer, to be compared with the policy's."""
+    tasks: str = "*"
+    """A glob over task ids: which tasks it teaches. The first teacher whose glob matches a task has it."""
+    topk: Annotated[int, Meta(ge=-1)] = 0
+    """What is compared at each sampled token: 0 = the sampled token, k = the teacher's k best and the rest as one more,
+    -1 = the whole vocabulary, with the teacher held in each trainer worker."""
+    kl: Literal["reverse", "forward", "mixed"] = "reverse"
+    """`reverse` = KL(policy || teacher), `forward` = KL(teacher || policy), `mixed` = both through their mixture."""
+    mix: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Under `kl = "mixed"`: the teacher's share of the mixture."""
+    privileged: Literal["", "solution"] = ""
+    """For opsd: what only the teacher's prompt shows; `solution` is the task's reference solution."""
+    gpus: list[int] = []
+    cpus: list[int] = []
+    """Of its engines; empty = where the policy's engines are."""
+    replicas: NonNegative = 0
+    """Engines side by side; 0 = as many as its GPUs hold, and one on a CPU."""
 
 
 class EnvConfig(Section, frozen=True, kw_only=True):
@@ -165,64 +247,15 @@ class Config(Section, frozen=True, kw_only=True):
     trainer: TrainerConfig = TrainerConfig()
     optim: OptimConfig = OptimConfig()
     stream: StreamConfig = StreamConfig()
+    teacher: list[TeacherConfig] = []
+    """One table, or several that share the tasks out."""
     sandbox: SandboxConfig = SandboxConfig()
     eval: EvalConfig | None = None
     ckpt: CkptConfig = CkptConfig()
     monitor: MonitorConfig = MonitorConfig()
 
-
-class Loaded(Struct, frozen=True, kw_only=True):
-    """A configuration that can be run, and what to tell the user about how it was read."""
-
-    config: Config
-    notes: list[str]
-
-
-ALIASES: dict[str, str] = {
-    "total_training_steps": "max_steps",
-    "model.path": "model.name",
-    "model.model_name_or_path": "model.name",
-    "model.seq_len": "model.max_model_len",
-    "algo.adv_estimator": "algo.type",
-    "algo.loss_type": "algo.type",
-    "algo.n": "algo.group_size",
-    "algo.num_generations": "algo.group_size",
-    "algo.n_samples_per_prompt": "algo.group_size",
-    "algo.rollouts_per_example": "algo.group_size",
-    "algo.num_prompts_per_step": "algo.prompts_per_step",
-    "algo.groups_per_batch": "algo.prompts_per_step",
-    "algo.norm_adv_by_std_in_grpo": "algo.norm_by_std",
-    "algo.scale_rewards": "algo.norm_by_std",
-    "algo.loss_agg_mode": "algo.loss_agg",
-    "algo.loss_reduction": "algo.loss_agg",
-    "algo.tis_imp_ratio_cap": "algo.mismatch_high",
-    "rollout.max_completion_length": "rollout.max_tokens",
-    "rollout.max_completion_tokens": "rollout.max_tokens",
-    "rollout.max_new_tokens": "rollout.max_tokens",
-    "rollout.max_assistant_turns": "rollout.max_turns",
-    "engine.infer_gpus": "engine.gpus",
-    "trainer.train_gpus": "trainer.gpus",
-    "trainer.max_tokens_per_gpu": "trainer.micro_batch_tokens",
-    "optim.learning_rate": "optim.lr",
-    "optim.clip_grad": "optim.max_grad_norm",
-    "eval.test_freq": "eval.interval",
-    "eval.eval_every": "eval.interval",
-    "eval.val_period": "eval.interval",
-    "ckpt.save_freq": "ckpt.interval",
-    "ckpt.save_every": "ckpt.interval",
-}
-"""Names of other trainers -> ours, where the unit is the same. A batch size that counts something else is not here."""
-
-REFUSED: dict[str, str] = {
-    "algo.train_batch_size": "say algo.prompts_per_step (groups) and algo.group_size (rollouts per group)",
-    "algo.batch_size": "say algo.prompts_per_step (groups) and algo.group_size (rollouts per group)",
-    "rollout.top_p": "sampling filters change the policy that is sampled, so the gradient would not be exact",
-    "rollout.top_k": "sampling filters change the policy that is sampled, so the gradient would not be exact",
-    "rollout.min_p": "sampling filters change the policy that is sampled, so the gradient would not be exact",
-    "algo.ppo_epochs": "each rollout is used for exactly one optimizer step",
-    "algo.num_iterations": "each rollout is used for exactly one optimizer step",
-}
-"""Known names that cannot be honoured -> why, and what to say instead."""
-
-STALENESS = ("max_staleness", "staleness", "max_off_policy_steps", "off_policy_steps", "async_level", "max_async_level")
-"""Accepted with the value 0 only: nothing stale ever enters a step."""
+    @property
+    def loss_constant_tokens(self) -> int:
+        """`algo.loss_constant`, or the most tokens that a rollout can sample."""
+        most = min(self.rollout.max_tokens * self.rollout.max_turns, self.model.max_model_len)
+        return self.algo.loss_constant or most

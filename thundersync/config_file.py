@@ -1,4 +1,8 @@
-"""A TOML file and `--set` overrides -> a `Config`, or every fault of it at once, each with the nearest right name."""
+"""A TOML file and `--set` overrides -> a `Config`, or every fault of it at once, each with the nearest right name.
+
+Other trainers' words are translated here, with a note (`config_names`); the defaults that `algo.type` sets are filled
+in, so that the resolved configuration spells them out (`config_checks`).
+"""
 
 import difflib
 import re
@@ -6,13 +10,23 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import tomli_w
+from msgspec import Struct
 
-from thundersync.config import ALIASES, REFUSED, STALENESS, Config, Loaded, Section
+from thundersync.config import Config, Section
+from thundersync.config_checks import PRESETS, contradictions, refuse
+from thundersync.config_names import ALIAS_NOTES, ALIASES, INACTIVE, REFUSED_VALUES, refusal, shown, translated
 from thundersync.errors import ConfigError
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A configuration that can be run, and what to tell the user about how it was read."""
+
+    config: Config
+    notes: list[str]
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -51,44 +65,73 @@ def to_toml(config: Config) -> str:
 def _convert(raw: dict[str, Any], origin: str, faults: list[str]) -> Loaded:
     notes: list[str] = []
     values = _section(Config, raw, "", faults, notes)
-    config = None
+    algo = values.get("algo", {})
+    for key, default in PRESETS.get(algo.get("type", "grpo"), {}).items():
+        algo.setdefault(key, default)
     if not faults:
         config = msgspec.convert(values, Config)
-        faults.extend(_contradictions(config))
-    if faults or config is None:
-        listed = "\n".join(f"  - {fault}" for fault in faults)
-        raise ConfigError(f"{origin} cannot be run:\n{listed}", remedy="Mend these and run again; nothing was started.")
+        faults.extend(contradictions(config))
+    refuse(faults, origin)
     return Loaded(config=config, notes=notes)
 
 
 def _section(
     kind: type[Section], raw: Mapping[str, Any], prefix: str, faults: list[str], notes: list[str]
 ) -> dict[str, Any]:
-    """Check one table key by key, so that one fault does not hide the next."""
+    """Check one table key by key, so that one fault does not hide the next. `prefix`: its place, as it was written."""
     hints = get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for key, value in raw.items():
-        name = _canonical(prefix + key, hints, value, faults, notes)
+        dotted = prefix + key
+        name = _canonical(dotted, hints, value, faults, notes)
         if name is None:
             continue
         if name in values:
-            faults.append(f"{prefix}{name} is given twice, once as {prefix}{key}")
+            faults.append(f"{prefix}{name} is given twice, once as {dotted}")
             continue
         inner = _section_type(hints[name])
-        if inner is not None:
-            if not isinstance(value, Mapping):
-                faults.append(f"{prefix}{name} is a table: write [{prefix}{name}]")
-                continue
-            values[name] = _section(inner, value, f"{prefix}{name}.", faults, notes)
-            continue
-        try:
-            values[name] = msgspec.convert(value, hints[name])
-        except msgspec.ValidationError as error:
-            faults.append(f"{prefix}{name} = {value!r}: {str(error).replace('`', '')}")
+        if inner is None:
+            values[name] = _value(dotted, ALIASES.get(_place(dotted), prefix + name), value, hints[name], faults, notes)
+        elif get_origin(hints[name]) is list:
+            values[name] = [
+                _section(inner, table, place, faults, notes) for place, table in _tables(dotted, value, faults)
+            ]
+        elif isinstance(value, Mapping):
+            values[name] = _section(inner, value, f"{dotted}.", faults, notes)
+        else:
+            faults.append(f"{dotted} is a table: write [{dotted}]")
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in values and not any(f.startswith(prefix + field.name) for f in faults):
             faults.append(f"{prefix}{field.name} is missing")
     return values
+
+
+def _tables(dotted: str, value: Any, faults: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables of a key that takes one or several, each with its prefix."""
+    if isinstance(value, Mapping):
+        return [(f"{dotted}.", value)]
+    if isinstance(value, list) and all(isinstance(table, Mapping) for table in value):
+        return [(f"{dotted}[{index}]." if len(value) > 1 else f"{dotted}.", table) for index, table in enumerate(value)]
+    faults.append(f"{dotted} is a table, or several: write [{dotted}] or [[{dotted}]]")
+    return []
+
+
+def _value(dotted: str, target: str, value: Any, hint: Any, faults: list[str], notes: list[str]) -> Any:
+    """One value as its key's type; another trainer's word for it is translated. `target` is our name of the key."""
+    word = translated(_place(target), value)
+    if word is not None:
+        notes.append(f"{dotted} = {shown(value)} is read as {shown(word.value)}{word.note}")
+        value = word.value
+    elif isinstance(value, str) and (why := REFUSED_VALUES.get((_place(target), value))):
+        faults.append(f"{dotted} = {shown(value)} is not possible here: {why}")
+        return None
+    elif isinstance(value, str) and get_origin(_bare(hint)) is tuple:
+        value = [value]
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        faults.append(f"{dotted} = {value!r}: {str(error).replace('`', '')}")
+        return None
 
 
 def _canonical(dotted: str, hints: Mapping[str, Any], value: Any, faults: list[str], notes: list[str]) -> str | None:
@@ -96,23 +139,29 @@ def _canonical(dotted: str, hints: Mapping[str, Any], value: Any, faults: list[s
     key = dotted.rpartition(".")[2]
     if key in hints:
         return key
-    if key in STALENESS:
-        if value == 0:
-            notes.append(f"{dotted} = 0 is how thundersync always works: nothing stale enters a step")
+    place = _place(dotted)
+    if (refused := refusal(place)) is not None:
+        if not isinstance(value, bool) and value in refused.off:
+            notes.append(f"{dotted} = {shown(value)}: {refused.note}")
         else:
-            faults.append(f"{dotted} = {value!r}: every rollout counts in the step it was made for; only 0 is possible")
+            faults.append(f"{dotted} = {shown(value)} is not possible here: {refused.why}")
         return None
-    if dotted in REFUSED:
-        faults.append(f"{dotted} is not possible here: {REFUSED[dotted]}")
+    if place in INACTIVE:
+        notes.append(f"{dotted} is not kept: {INACTIVE[place]}")
         return None
-    target = ALIASES.get(dotted)
+    target = ALIASES.get(place)
     if target is not None and target.rpartition(".")[2] in hints:
-        notes.append(f"{dotted} is read as {target}")
+        notes.append(f"{dotted} is read as {target}{ALIAS_NOTES.get(place, '')}")
         return target.rpartition(".")[2]
-    nearest = _nearest(dotted)
+    nearest = _nearest(place)
     hint = f"; did you mean {nearest}?" if nearest else ""
     faults.append(f"{dotted} is not a setting{hint}")
     return None
+
+
+def _place(dotted: str) -> str:
+    """A key's place without which of several tables it is in."""
+    return re.sub(r"\[\d+\]", "", dotted)
 
 
 def _nearest(dotted: str) -> str:
@@ -140,8 +189,14 @@ def _all_keys(kind: type[Section], prefix: str) -> Iterator[str]:
 
 
 def _section_type(hint: Any) -> type[Section] | None:
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    """The section a key holds: as a table, as an optional table, or as a list of tables."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType, list) else (hint,)
     return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
+
+
+def _bare(hint: Any) -> Any:
+    """A type without its constraints."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _override(raw: dict[str, Any], override: str, faults: list[str]) -> None:
@@ -154,7 +209,7 @@ def _override(raw: dict[str, Any], override: str, faults: list[str]) -> None:
     for table in tables:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
-            faults.append(f"--set {override}: {table} is not a table")
+            faults.append(f"--set {override}: {table} is not one table")
             return
     try:
         place[key] = tomllib.loads(f"value = {text}")["value"]
@@ -162,45 +217,8 @@ def _override(raw: dict[str, Any], override: str, faults: list[str]) -> None:
         place[key] = text  # a bare word: --set stream.mode=lazy
 
 
-def _contradictions(config: Config) -> list[str]:
-    """What each key alone cannot tell."""
-    faults: list[str] = []
-    if config.algo.group_size < 2:
-        faults.append("algo.group_size = 1: a reward relative to its group of one is always zero; use 2 or more")
-    if config.algo.min_group_size < 2:
-        faults.append("algo.min_group_size = 1: one member has no advantage; use 2 or more")
-    if config.algo.min_group_size > config.algo.group_size:
-        faults.append(
-            f"algo.min_group_size = {config.algo.min_group_size} is more than algo.group_size = "
-            f"{config.algo.group_size}: every group would be dropped"
-        )
-    if config.rollout.max_tokens >= config.model.max_model_len:
-        faults.append(
-            f"rollout.max_tokens = {config.rollout.max_tokens} leaves no room for a prompt within "
-            f"model.max_model_len = {config.model.max_model_len}"
-        )
-    if config.optim.warmup_steps > config.max_steps:
-        faults.append(f"optim.warmup_steps = {config.optim.warmup_steps} is more than max_steps = {config.max_steps}")
-    if config.name and (not re.fullmatch(r"[^/\\\0]{1,100}", config.name) or config.name in (".", "..")):
-        faults.append(f"name = {config.name!r}: it names a folder, so at most 100 characters and no slash")
-    slowest = max(config.rollout.timeout_s, config.rollout.command_timeout_s)
-    if config.stall_timeout_s <= slowest:
-        faults.append(
-            f"stall_timeout_s = {config.stall_timeout_s:g} would end the run during one slow rollout of "
-            f"{slowest:g} s (rollout.timeout_s); make it longer"
-        )
-    if config.engine.gpus and not config.trainer.gpus:
-        faults.append("engine.gpus is given but trainer.gpus is not: say which GPUs learn")
-    if config.trainer.gpus and not config.engine.gpus:
-        faults.append("trainer.gpus is given but engine.gpus is not: say which GPUs generate")
-    if both := sorted(set(config.engine.gpus) & set(config.trainer.gpus)):
-        faults.append(f"GPUs {both} are in engine.gpus and in trainer.gpus: give each to one of them")
-    if len(config.trainer.gpus) > 1:
-        faults.append(f"trainer.gpus = {config.trainer.gpus}: one trainer worker is supported so far; name one GPU")
-    return faults
-
-
 def _copy(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of their own: overrides and defaults are written into them."""
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
 
 

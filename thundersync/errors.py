@@ -64,6 +64,24 @@ class StaleRollout(ThundersyncError):
         )
 
 
+class TeacherFailed(ThundersyncError):
+    """A teacher could not start, is gone, or did not give the scores that were asked for."""
+
+
+class StaleScore(ThundersyncError):
+    """The policy scored its own tokens under another version than the one the step is bound to."""
+
+    def __init__(self, *, made_by: int, bound_to: int) -> None:
+        super().__init__(
+            f"a score came from policy version {made_by}, its step is bound to {bound_to}",
+            remedy="Weights were published before the step closed; report it with the run folder.",
+        )
+
+
+class TokenizerMismatch(ConfigError):
+    """Two models mean different tokens by the same ids, so the scores of one say nothing about the other."""
+
+
 class LedgerError(ThundersyncError):
     """The step's bookkeeping met something impossible: an invariant broke."""
 

@@ -10,22 +10,26 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from thundersync.config import Config
-from thundersync.core.advantage import AdvantageRule
 from thundersync.core.ledger import Ledger
-from thundersync.core.types import GroupId, Rollout, Scored, Task, TaskId, group_id, rollout_id
+from thundersync.core.turn_ledger import TurnLedger
+from thundersync.core.types import GroupId, Rollout, SampledTurn, Scored, Task, TaskId, group_id, rollout_id
 from thundersync.errors import Diverged
 from thundersync.generate.base import Generator, WeightArena
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
 from thundersync.learn.stream import GradientStream
+from thundersync.learn.turn_stream import Scorer, TurnStream
 from thundersync.monitor.events import AnyEvent, StepCommitted, StepOpened, Warned, WeightsPublished
+from thundersync.recipe import kl_in_reward, measured_terms, objective_of, turn_schedule
 from thundersync.rollout.runner import GroupPlan, RolloutRunner
 
+R = TypeVar("R", bound=m.Reply)
 NONFINITE_LIMIT = 3
 SHARED_PREFIX_TOKENS = 16
 """A prefix shorter than this is not worth a block of its own."""
@@ -53,25 +57,29 @@ class StepDriver:
         *,
         runner: RolloutRunner,
         generators: Sequence[Generator],
-        worker: WorkerLink,
+        workers: Sequence[WorkerLink],
         shares_prompts: bool,
         prompt_ids: Callable[[Task], list[int]],
-        parameters: int,
+        max_parts: int,
         policy_version: int,
         emit: Callable[[AnyEvent], None],
+        scorer: Scorer | None = None,
     ) -> None:
+        """`max_parts`: of open cohorts, in each worker. With a `scorer`, turns are distilled instead of rewarded."""
         self._config = config
         self._runner = runner
         self._generators = generators
-        self._worker = worker
+        self._workers = list(workers)
+        self._objective = objective_of(config)
         self._shares_prompts = shares_prompts
         self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
-        self._part_gib = parameters * 4 / 2**30
+        self._max_parts = max_parts
+        self._scorer = scorer
         self._emit = emit
         self._expected_s: dict[TaskId, float] = {}
         self.policy_version = policy_version
-        self.stream: GradientStream | None = None
+        self.stream: GradientStream | TurnStream | None = None
         """Of the open step."""
 
     async def run(self, step: int, tasks: Sequence[Task]) -> StepResult:
@@ -79,25 +87,7 @@ class StepDriver:
         algo, began_s = self._config.algo, time.monotonic()
         plans = [_plan(step, index, task, algo.group_size) for index, task in enumerate(tasks)]
         prompts = await asyncio.to_thread(self._prompts, plans)
-        ledger = Ledger(
-            {plan.group_id: plan.rollout_ids for plan in plans},
-            rule=AdvantageRule(norm_by_std=algo.norm_by_std, std_unbiased=algo.std_unbiased, eps=algo.adv_eps),
-            min_group_size=algo.group_size if algo.on_failure == "drop" else algo.min_group_size,
-        )
-        stream = self.stream = GradientStream(
-            ledger,
-            [self._worker],
-            policy_version=self.policy_version,
-            prompts=prompts,
-            prefix=shared_prefix(list(prompts.values())),
-            shares_prompts=self._shares_prompts,
-            loss_agg=algo.loss_agg,
-            lazy=self._config.stream.mode == "lazy",
-            max_tokens=self._config.trainer.micro_batch_tokens,
-            max_parts=int(self._config.stream.partials_gib / self._part_gib),
-            stall_timeout_s=self._config.stall_timeout_s,
-            emit=self._emit,
-        )
+        stream = self.stream = self._open(plans, prompts)
         self._emit(
             StepOpened(
                 at_s=time.time(),
@@ -116,6 +106,7 @@ class StepDriver:
                     plans,
                     policy_version=self.policy_version,
                     on_rollout=stream.land,
+                    on_retry=stream.attempt_ended,
                     expected_s=dict(self._expected_s),
                 ),
                 name="rollouts",
@@ -123,20 +114,21 @@ class StepDriver:
         worked_s = time.monotonic()
         self._learn_times(stream.rollouts)
         bound_to = self.policy_version
-        committed, publish_s = await self._commit(step, ledger)
+        committed, publish_s = await self._commit(step, stream)
         empty = committed is None or not committed.finite
         step_s = time.monotonic() - began_s
-        metrics = step_metrics(ledger, stream, bound_to=bound_to)
+        metrics = step_metrics(stream, groups=len(plans), bound_to=bound_to)
+        metrics |= stream.sums.metrics(measured_terms(self._config))
         engines = [(b, g.stats()) for b, g in zip(engines_before, self._generators, strict=True)]
         commit_s = committed.busy_s if committed is not None else 0.0
         metrics |= {
             "step": float(step),
             "policy_version": float(self.policy_version),
             "empty": float(empty),
-            "nonfinite": float(committed is not None and not committed.finite),
+            "nonfinite": float(bool(stream.bad) or (committed is not None and not committed.finite)),
             "step_s": step_s,
             "engine_busy": statistics.fmean((now.busy_s - before.busy_s) / step_s for before, now in engines),
-            "trainer_busy": (stream.sums.pass_busy_s + commit_s) / step_s,
+            "trainer_busy": (stream.sums.pass_busy_s / len(self._workers) + commit_s) / step_s,
             "cached_tokens": float(sum(now.cached_tokens - before.cached_tokens for before, now in engines)),
             "commit_s": commit_s,
             "publish_s": publish_s,
@@ -159,6 +151,52 @@ class StepDriver:
             step=step, policy_version=self.policy_version, empty=empty, metrics=metrics, rollouts=rollouts
         )
 
+    def sampled(self, turn: SampledTurn) -> None:
+        """A turn of the open step was sampled: its teacher is asked at once."""
+        assert isinstance(self.stream, TurnStream)
+        self.stream.sampled(turn)
+
+    def _open(self, plans: Sequence[GroupPlan], prompts: Mapping[GroupId, list[int]]) -> GradientStream | TurnStream:
+        """The step's stream: of turns where a teacher scores them, of rollouts where a checker rewards them."""
+        algo, groups = self._config.algo, {plan.group_id: plan.rollout_ids for plan in plans}
+        prefix = shared_prefix(list(prompts.values()))
+        lazy = self._config.stream.mode == "lazy"
+        if self._scorer is not None:
+            return TurnStream(
+                TurnLedger(groups),
+                self._workers,
+                objective=self._objective,
+                score=self._scorer,
+                policy_version=self.policy_version,
+                prompts=prompts,
+                prefix=prefix,
+                schedule=turn_schedule(self._config, may_be_cut=self._shares_prompts),
+                lazy=lazy,
+                max_tokens=self._config.trainer.micro_batch_tokens,
+                stall_timeout_s=self._config.stall_timeout_s,
+                emit=self._emit,
+            )
+        ledger = Ledger(
+            groups,
+            objective=self._objective,
+            min_group_size=algo.group_size if algo.on_failure == "drop" else algo.min_group_size,
+            skip_flat=algo.zero_variance == "skip",
+        )
+        return GradientStream(
+            ledger,
+            self._workers,
+            policy_version=self.policy_version,
+            prompts=prompts,
+            prefix=prefix,
+            shares_prompts=self._shares_prompts,
+            lazy=lazy,
+            max_tokens=self._config.trainer.micro_batch_tokens,
+            max_parts=self._max_parts,
+            stall_timeout_s=self._config.stall_timeout_s,
+            emit=self._emit,
+            kl_in_reward=kl_in_reward(self._config),
+        )
+
     async def publish(self, arena: WeightArena) -> float:
         """Bring every engine to the trainer's weights as the current policy version. Returns seconds."""
         began_s = time.monotonic()
@@ -169,30 +207,43 @@ class StepDriver:
         self._emit(WeightsPublished(at_s=time.time(), policy_version=self.policy_version, publish_s=seconds))
         return seconds
 
-    async def _commit(self, step: int, ledger: Ledger) -> tuple[m.Committed | None, float]:
-        """The one optimizer step and its publish; None for a step without signal.
+    async def _commit(self, step: int, stream: GradientStream | TurnStream) -> tuple[m.Committed | None, float]:
+        """The one optimizer step and its publish; None for a step without signal, or with a pass that is not finite.
 
         A gradient that is not finite changes nothing; several in a row end the run. Raises: Diverged.
         """
-        limit_s = self._config.stall_timeout_s
-        if not any(ledger.verdict(group) for group in ledger.groups.values()):
-            await self._worker.call(m.Discard(), m.Done, limit_s=limit_s)
+        if stream.empty or stream.bad:
+            await self._ask_all(m.Discard(), m.Done)
+            if stream.bad:
+                self._not_finite(step, f"the passes of {', '.join(stream.bad)}")
             return None, 0.0
-        tokens, rollouts = ledger.denominators()
-        scale = 1.0 / (tokens if self._config.algo.loss_agg == "token_mean" else rollouts)
-        committed = await self._worker.call(m.Commit(scale=scale), m.Committed, limit_s=limit_s)
+        answers = await self._ask_all(m.Commit(scales=stream.scales()), m.Committed)
+        committed = answers[0]
         if committed.finite:
+            assert committed.arena is not None
             self._nonfinite_in_a_row = 0
             self.policy_version += 1
             return committed, await self.publish(committed.arena)
+        self._not_finite(step, "the gradient")
+        return committed, 0.0
+
+    async def _ask_all(self, request: m.AnyRequest, expected: type[R]) -> list[R]:
+        """The same request to every worker at once: a commit is theirs together."""
+        async with asyncio.TaskGroup() as asking:
+            calls = [
+                asking.create_task(worker.call(request, expected, limit_s=self._config.stall_timeout_s))
+                for worker in self._workers
+            ]
+        return [call.result() for call in calls]
+
+    def _not_finite(self, step: int, what: str) -> None:
         self._nonfinite_in_a_row += 1
-        self._warn(f"step {step}: the gradient is not finite; nothing was changed, the last good weights stay")
+        self._warn(f"step {step}: {what} had values that are not finite; nothing was changed, the last weights stay")
         if self._nonfinite_in_a_row == NONFINITE_LIMIT:
             raise Diverged(
-                f"{NONFINITE_LIMIT} steps in a row had a gradient that is not finite, the last one step {step}",
+                f"{NONFINITE_LIMIT} steps in a row had values that are not finite, the last one step {step}: {what}",
                 remedy="Lower optim.lr, and look at the last steps' rollouts; --resume continues from the last commit.",
             )
-        return committed, 0.0
 
     def _prompts(self, plans: Sequence[GroupPlan]) -> dict[GroupId, list[int]]:
         return {plan.group_id: self._prompt_ids(plan.task) for plan in plans}
@@ -221,33 +272,25 @@ def shared_prefix(prompts: Sequence[list[int]]) -> list[int]:
     return shortest[:length] if length >= SHARED_PREFIX_TOKENS else []
 
 
-def step_metrics(ledger: Ledger, stream: GradientStream, *, bound_to: int) -> dict[str, float]:
-    """What the rollouts and passes of a step came to; rewards are those that voted."""
-    rollouts, sums = stream.rollouts, stream.sums
-    rewards = [reward for group in ledger.counted_groups() for reward in group.rewards]
+def step_metrics(stream: GradientStream | TurnStream, *, groups: int, bound_to: int) -> dict[str, float]:
+    """What the rollouts of a step came to; rewards are those that voted."""
+    rollouts, counted = stream.rollouts, stream.counted
+    rewards = [reward for group in counted for reward in group]
     scored = sum(isinstance(r.outcome, Scored) for r in rollouts)
     stops = [r.outcome.stop for r in rollouts if isinstance(r.outcome, Scored)]
-    groups = list(ledger.groups.values())
-    tokens = sum(r.sampled_tokens for r in rollouts)
+    mixed = sum(len(set(group)) > 1 for group in counted)
     return {
         "reward_mean": statistics.fmean(rewards) if rewards else math.nan,
         "reward_std": statistics.pstdev(rewards) if rewards else math.nan,
-        "groups_mixed": float(sum(bool(ledger.verdict(g)) for g in groups)),
-        "groups_flat": float(sum(not ledger.verdict(g) for g in ledger.counted_groups())),
-        "groups_dropped": float(len(groups) - len(ledger.counted_groups())),
+        "groups_mixed": float(mixed),
+        "groups_flat": float(len(counted) - mixed),
+        "groups_dropped": float(groups - len(counted)),
         "rollouts_scored": float(scored),
         "rollouts_failed": float(len(rollouts) - scored),
         "truncated_share": sum(s not in ("submitted", "no_action") for s in stops) / len(stops) if stops else math.nan,
         "turns_mean": statistics.fmean(len(r.turns) for r in rollouts) if rollouts else math.nan,
-        "tokens": float(tokens),
-        "tokens_trained": float(sums.tokens),
-        "passes": float(sums.passes),
-        "queue_wait_s": sums.queue_wait_s / sums.pieces if sums.pieces else 0.0,
-        "parts_peak": float(sums.parts_peak),
+        "tokens": float(sum(r.sampled_tokens for r in rollouts)),
         "staleness": float(max((bound_to - t.policy_version for r in rollouts for t in r.turns), default=0)),
-        "mismatch_mean": sums.mismatch_sum / sums.sampled_tokens if sums.sampled_tokens else 0.0,
-        "mismatch_max": sums.mismatch_max,
-        "importance_capped_share": sums.importance_capped / sums.sampled_tokens if sums.sampled_tokens else 0.0,
     }
 
 

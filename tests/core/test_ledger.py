@@ -5,14 +5,31 @@ from hypothesis import strategies as st
 from thundersync.core import ready_queue
 from thundersync.core.advantage import AdvantageRule
 from thundersync.core.ledger import Ledger, MemberState
+from thundersync.core.objective import Objective, Tally
 from thundersync.errors import LedgerError
 
-RULE = AdvantageRule()
+OBJECTIVES = {
+    "grpo": Objective(),
+    "dr_grpo": Objective(rule=AdvantageRule(norm_by_std=False), loss_agg="constant", constant=20.0),
+    "rloo": Objective(rule=AdvantageRule(norm_by_std=False, leave_one_out=True), loss_agg="seq_mean_token_sum"),
+    "reinforce_pp": Objective(cohort="step"),
+    "kl": Objective(kl_coef=0.1),
+    "step_kl": Objective(cohort="step", kl_coef=0.1),
+}
 
 
-def a_ledger(groups: int = 2, size: int = 4, min_group_size: int = 2) -> Ledger:
+def a_ledger(
+    groups: int = 2,
+    size: int = 4,
+    min_group_size: int = 2,
+    objective: Objective = OBJECTIVES["grpo"],
+    skip_flat: bool = False,
+) -> Ledger:
     return Ledger(
-        {f"g{g}": [f"g{g}-{i}" for i in range(size)] for g in range(groups)}, rule=RULE, min_group_size=min_group_size
+        {f"g{g}": [f"g{g}-{i}" for i in range(size)] for g in range(groups)},
+        objective=objective,
+        min_group_size=min_group_size,
+        skip_flat=skip_flat,
     )
 
 
@@ -20,8 +37,12 @@ def score(ledger: Ledger, rollout_id: str, reward: float, tokens: int = 10) -> N
     ledger.scored(rollout_id, reward, longest=tokens, sampled_tokens=tokens)
 
 
-def next_pass(ledger: Ledger, parts_left: int = 99, max_tokens: int = 1000) -> ready_queue.Pass | None:
-    return ready_queue.next_pass(ledger, max_tokens=max_tokens, parts_left=parts_left)
+def next_pass(ledger: Ledger, max_parts: int = 99, max_tokens: int = 1000, worker: int = 0) -> ready_queue.Pass | None:
+    return ready_queue.next_pass(ledger, max_tokens=max_tokens, max_parts=max_parts, worker=worker)
+
+
+def begin(ledger: Ledger, ids: list[str], *, in_part: bool, worker: int = 0) -> None:
+    ledger.begin(ids, worker=worker, in_part=in_part)
 
 
 def test_a_reward_reported_twice_is_refused() -> None:
@@ -53,7 +74,7 @@ def test_the_first_landed_reward_is_the_base_of_the_parts() -> None:
     chosen = next_pass(ledger)
     assert chosen is not None
     assert chosen.base == 5.0
-    assert chosen.weights is None
+    assert chosen.advantages is None
 
 
 def test_a_complete_flat_group_is_never_worked() -> None:
@@ -74,15 +95,15 @@ def test_known_advantages_go_first_then_mixed_groups_with_parts_then_new_ones() 
     score(ledger, "g1-0", 1.0)
     score(ledger, "g1-1", 0.0)  # would open a part, mixed
     score(ledger, "g2-0", 1.0)
-    ledger.begin(["g2-0"], in_part=True)
+    begin(ledger, ["g2-0"], in_part=True)
     ledger.worked(["g2-0"])
     score(ledger, "g2-1", 1.0)  # holds a part
     for i in range(4):
         score(ledger, f"g3-{i}", float(i == 0))  # complete
     order = []
     while (chosen := next_pass(ledger)) is not None:
-        order.append((chosen.group_id, chosen.weights is not None))
-        ledger.begin(chosen.rollout_ids, in_part=chosen.weights is None)
+        order.append((chosen.group_id, chosen.advantages is not None))
+        begin(ledger, chosen.rollout_ids, in_part=chosen.advantages is None)
         ledger.worked(chosen.rollout_ids)
     assert order == [("g3", True), ("g2", False), ("g1", False), ("g1", False), ("g0", False)]
 
@@ -90,12 +111,12 @@ def test_known_advantages_go_first_then_mixed_groups_with_parts_then_new_ones() 
 def test_without_room_for_parts_a_piece_waits_until_its_group_is_complete() -> None:
     ledger = a_ledger(groups=1)
     score(ledger, "g0-0", 1.0)
-    assert next_pass(ledger, parts_left=1) is None
+    assert next_pass(ledger, max_parts=1) is None
     for i in range(1, 4):
         score(ledger, f"g0-{i}", 0.0)
-    chosen = next_pass(ledger, parts_left=0)
+    chosen = next_pass(ledger, max_parts=0)
     assert chosen is not None
-    assert chosen.weights is not None
+    assert chosen.advantages is not None
 
 
 def test_a_pass_keeps_within_its_tokens_but_takes_one_piece_of_any_length() -> None:
@@ -105,7 +126,7 @@ def test_a_pass_keeps_within_its_tokens_but_takes_one_piece_of_any_length() -> N
     chosen = next_pass(ledger, max_tokens=500)
     assert chosen is not None
     assert chosen.rollout_ids == ["g0-0"]
-    ledger.begin(chosen.rollout_ids, in_part=False)
+    begin(ledger, chosen.rollout_ids, in_part=False)
     chosen = next_pass(ledger, max_tokens=500)
     assert chosen is not None
     assert chosen.rollout_ids == ["g0-2"]
@@ -115,10 +136,10 @@ def test_lazy_waits_for_the_last_reward_of_the_step() -> None:
     ledger = a_ledger(groups=2)
     for i in range(4):
         score(ledger, f"g0-{i}", float(i == 0))
-    assert ready_queue.next_pass(ledger, max_tokens=99, parts_left=9, known_only=True) is None
+    assert ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, known_only=True) is None
     for i in range(4):
         score(ledger, f"g1-{i}", 0.0)
-    chosen = ready_queue.next_pass(ledger, max_tokens=99, parts_left=9, known_only=True)
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, known_only=True)
     assert chosen is not None
     assert chosen.group_id == "g0"
 
@@ -131,7 +152,7 @@ def test_a_group_that_shrank_too_far_is_dropped_and_counts_nowhere() -> None:
     (closing,) = ledger.closings()
     assert closing.dropped
     assert closing.join is None
-    assert ledger.denominators() == (0, 0)
+    assert ledger.tally() == Tally(tokens=0, rollouts=0, rewards=[])
     assert ledger.settled
 
 
@@ -141,7 +162,7 @@ def test_denominators_count_flat_groups_but_no_failed_member() -> None:
     score(ledger, "g0-1", 1.0, tokens=4)
     score(ledger, "g1-0", 1.0, tokens=5)
     ledger.failed("g1-1")
-    assert ledger.denominators() == (7, 2)
+    assert ledger.tally() == Tally(tokens=7, rollouts=2, rewards=[1.0, 1.0])
 
 
 @settings(deadline=None)
@@ -151,39 +172,47 @@ def test_denominators_count_flat_groups_but_no_failed_member() -> None:
     data=st.data(),
     parts=st.integers(0, 6),
     max_tokens=st.sampled_from([1, 40, 10_000]),
+    workers=st.integers(1, 3),
+    name=st.sampled_from(sorted(OBJECTIVES)),
+    skip_flat=st.booleans(),
 )
 def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
-    size: int, groups: int, data: st.DataObject, parts: int, max_tokens: int
+    size: int, groups: int, data: st.DataObject, parts: int, max_tokens: int, workers: int, name: str, skip_flat: bool
 ) -> None:
-    """Random arrivals, failures and work: each voter's total weight is its textbook advantage, and nothing is left."""
-    ledger = a_ledger(groups, size)
+    """Random arrivals, failures and workers: each voter's total weight is its textbook advantage, its KL weight counts
+    exactly once, and nothing is left."""
+    skip_flat = skip_flat and OBJECTIVES[name].cohort == "group"  # the other combination is refused at start
+    ledger = a_ledger(groups, size, objective=OBJECTIVES[name], skip_flat=skip_flat)
     ids = [f"g{g}-{i}" for g in range(groups) for i in range(size)]
     arrivals = data.draw(st.permutations(ids))
     kinds = st.sampled_from([0.0, 1.0, 0.5, 1000.0, 1001.0])
     fate = {i: data.draw(st.one_of(st.none(), kinds), label=i) for i in ids}
     weight: dict[str, float] = {}
-    in_part: dict[str, list[str]] = {}
+    known: dict[str, int] = dict.fromkeys(ids, 0)
+    in_part: dict[tuple[str, int], list[str]] = {}
 
-    def work() -> bool:
-        chosen = next_pass(ledger, parts_left=parts - ready_queue.parts_in_use(ledger), max_tokens=max_tokens)
+    def work(worker: int) -> bool:
+        chosen = next_pass(ledger, max_parts=parts, max_tokens=max_tokens, worker=worker)
         if chosen is None:
             return False
-        ledger.begin(chosen.rollout_ids, in_part=chosen.weights is None)
+        begin(ledger, chosen.rollout_ids, in_part=chosen.advantages is None, worker=worker)
         for index, rollout_id in enumerate(chosen.rollout_ids):
-            if chosen.weights is None:
+            known[rollout_id] += 1
+            if chosen.advantages is None:
                 assert fate[rollout_id] == chosen.reward
-                in_part.setdefault(chosen.group_id, []).append(rollout_id)
+                in_part.setdefault((chosen.cohort_id, worker), []).append(rollout_id)
             else:
-                weight[rollout_id] = chosen.weights[index]
+                weight[rollout_id] = chosen.advantages[index]
         ledger.worked(chosen.rollout_ids)
         return True
 
     def close() -> None:
         for closing in ledger.closings():
-            for rollout_id in in_part.pop(closing.group_id, []):
-                reward = fate[rollout_id]
-                assert reward is not None
-                weight[rollout_id] = closing.join.advantage(reward) if closing.join else 0.0
+            for worker in closing.workers:
+                for rollout_id in in_part.pop((closing.cohort_id, worker), []):
+                    reward = fate[rollout_id]
+                    assert reward is not None
+                    weight[rollout_id] = closing.join.advantage(reward) if closing.join else 0.0
 
     for rollout_id in arrivals:
         reward = fate[rollout_id]
@@ -192,22 +221,51 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
         else:
             score(ledger, rollout_id, reward)
         if data.draw(st.booleans()):
-            work()
-        assert ready_queue.parts_in_use(ledger) <= max(parts, 0)
+            work(data.draw(st.integers(0, workers - 1)))
+        assert all(ready_queue.parts_in_use(ledger, worker) <= parts for worker in range(workers))
         close()
-    while work():
+    while any(work(worker) for worker in range(workers)):
         pass
     close()
     assert ledger.settled, ledger.owes()
-    for group in ledger.groups.values():
-        voters = [m for m in group.members.values() if m.state is not MemberState.FAILED]
-        if ledger.verdict(group):
+    assert not in_part
+    for cohort in ledger.cohorts:
+        for group in cohort.groups:
+            voters = [m for m in group.members.values() if m.state is not MemberState.FAILED]
             for member in voters:
-                expected = ledger.advantage(member.rollout_id)
+                counts = not group.dropped
+                expected = ledger.advantage(member.rollout_id) if counts and ledger.signal(cohort) else 0.0
                 assert (member.rollout_id in weight) or expected == 0.0  # known to be zero: skipped
                 assert weight.get(member.rollout_id, 0.0) == pytest.approx(expected, abs=1e-9, rel=1e-9)
+                if ledger.objective.weights(1).known:
+                    flat = len(set(group.rewards)) < 2
+                    assert known[member.rollout_id] == int(counts and not (skip_flat and flat))
+
+
+def test_members_that_failed_are_masked_by_the_published_rule() -> None:
+    """Rewards 1, 1, 0, 0 of which the second failed give 0.667, -0.333, -0.333 without std."""
+    ledger = a_ledger(1, 4, objective=OBJECTIVES["dr_grpo"])
+    for i, reward in enumerate([1.0, None, 0.0, 0.0]):
+        if reward is None:
+            ledger.failed(f"g0-{i}")
         else:
-            assert all(weight.get(m.rollout_id, 0.0) == 0.0 for m in voters)
+            score(ledger, f"g0-{i}", reward)
+    assert [round(ledger.advantage(f"g0-{i}"), 3) for i in (0, 2, 3)] == [0.667, -0.333, -0.333]
+
+
+def test_a_worker_prefers_cohorts_that_it_holds_to_those_that_another_holds() -> None:
+    ledger = a_ledger(groups=2)
+    score(ledger, "g0-0", 1.0)
+    begin(ledger, ["g0-0"], in_part=True, worker=1)
+    ledger.worked(["g0-0"])
+    score(ledger, "g0-1", 0.0)
+    score(ledger, "g1-0", 0.0)
+    chosen = next_pass(ledger, worker=0)
+    assert chosen is not None
+    assert chosen.group_id == "g1"
+    chosen = next_pass(ledger, worker=1)
+    assert chosen is not None
+    assert chosen.group_id == "g0"
 
 
 def test_the_watchdog_names_what_is_missing() -> None:

@@ -1,14 +1,17 @@
 """The engine as a library: weights really reach the generator, and what it offers to a program that embeds it."""
 
 import asyncio
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.endtoend.rig import config
 from tests.tiny import tiny_model
 from thundersync.core.types import Message, Scored
 from thundersync.engine import Engine
+from thundersync.errors import ConfigError
 from thundersync.generate.base import Sampling
 from thundersync.learn import messages as m
 
@@ -41,6 +44,56 @@ async def test_the_next_steps_samples_come_from_the_new_weights(tmp_path: Path, 
                 change = max(abs(a - b) for a, b in zip(seen[-1], seen[-2], strict=True))
                 assert change > 1e-2  # far above what the audit tolerates: stale weights would have failed it
         assert len(seen) == 4
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora: dict[str, int] | None) -> None:
+    model = tiny_model(tmp_path / "model")
+    changes: dict[str, object] = {"trainer__workers": 2, "max_steps": 2}
+    if lora is not None:
+        changes["model__lora"] = lora
+    async with Engine(config(tmp_path, model, **changes)) as engine:
+
+        async def scores() -> list[list[float]]:
+            request = m.Score(token_ids=PROMPT)
+            return [(await worker.call(request, m.Scores, limit_s=60)).logprobs for worker in engine.parts.workers]
+
+        first, second = before = await scores()
+        assert first == second
+        stepped = [not step.empty async for step in engine.steps()]
+        first, second = await scores()
+        assert first == second
+        assert (first != before[0]) == any(stepped)
+    assert len(list((engine.run_dir / "checkpoints").glob("step-*/optimizer/shard-*"))) == 4
+
+
+@pytest.mark.parametrize("who", ["engines", "workers", "itself"])
+async def test_a_policy_learns_from_a_teacher_whatever_its_place(tmp_path: Path, who: str) -> None:
+    model, other = tiny_model(tmp_path / "model"), tiny_model(tmp_path / "teacher", seed=1)
+    teacher: dict[str, object] = {
+        "engines": {"name": str(other), "topk": 4},
+        "workers": {"name": str(other), "topk": -1},
+        "itself": {"privileged": "solution"},
+    }[who]
+    changes = {"algo__type": "opsd" if who == "itself" else "opd", "algo__group_size": 1, "teacher": teacher}
+    async with Engine(config(tmp_path, model, max_steps=1, **changes)) as engine:
+        (step,) = [step async for step in engine.steps()]
+        alone = await engine.rollout(engine.tasks[0])  # outside of a step nobody is asked
+    assert not step.empty
+    assert step.metrics["grad_norm"] > 0
+    assert isinstance(alone.outcome, Scored)
+    events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
+    scored = [event for event in events if event["kind"] == "turn_scored"]
+    assert len(scored) == sum(len(rollout.turns) for rollout in step.rollouts)
+
+
+async def test_a_configuration_built_in_python_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    good = config(tmp_path, tmp_path / "no-model")
+    wrong = msgspec.structs.replace(good, algo=msgspec.structs.replace(good.algo, type="dr_grpo"))
+    with pytest.raises(ConfigError, match=r'say algo\.type = "grpo"'):
+        async with Engine(wrong):
+            pass
+    assert not (tmp_path / "runs").exists()
 
 
 async def test_an_embedding_program_can_generate_and_run_single_rollouts(tmp_path: Path) -> None:

@@ -10,20 +10,24 @@ import torch
 from thundersync.config import EngineConfig
 from thundersync.generate import make_generator
 from thundersync.generate.arena import create_arena
-from thundersync.generate.base import Generation, Generator, Sampling, WeightArena
+from thundersync.generate.base import Generation, Generator, Sampling, TokenScores, WeightArena
 
 MAX_MODEL_LEN = 512
+MAX_TOPK = 64  # more than vLLM's own limit
 # float32 engines against a float32 forward in another order of sums; stale weights are off by 0.1 and more.
 TOLERANCE = 2e-4
 
 
-def new_generator(backend: Any, model_path: Path, log_path: Path, *, kv_cache_gib: float = 1 / 16) -> Generator:
+def new_generator(
+    backend: Any, model_path: Path, log_path: Path, *, kv_cache_gib: float = 1 / 16, max_topk: int = MAX_TOPK
+) -> Generator:
     return make_generator(
         model_path,
         config=EngineConfig(backend=backend, kv_cache_gib=kv_cache_gib, max_num_seqs=16),
         max_model_len=MAX_MODEL_LEN,
         dtype="float32",
         log_path=log_path,
+        max_topk=max_topk,
     )
 
 
@@ -43,6 +47,9 @@ class Rig:
         return await self.generator.generate(
             prompt_ids, Sampling(**sampling), request_id=f"request-{next(self._numbers)}"
         )
+
+    async def score(self, token_ids: Sequence[int], start: int, topk: int = 0) -> TokenScores:
+        return await self.generator.score(token_ids, start=start, topk=topk, request_id=f"score-{next(self._numbers)}")
 
     def change_weights(self, seed: int) -> None:
         """Move every weight of the reference by about a tenth of its size."""
@@ -71,6 +78,12 @@ class Rig:
         return table[torch.arange(len(token_ids)), torch.tensor(token_ids)].tolist()
 
     @torch.no_grad()
+    def table(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
+        """The reference's log-probabilities [N, V] of every token at the places of `token_ids[start:]`."""
+        logits = self.reference(torch.tensor([[*token_ids]])).logits[0, start - 1 : -1]
+        return torch.log_softmax(logits.float(), dim=-1)
+
+    @torch.no_grad()
     def best_tokens(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[int]:
         """The reference's most probable token at every place of a reply."""
         logits = self.reference(torch.tensor([[*prompt_ids, *token_ids]])).logits[0, len(prompt_ids) - 1 : -1]
@@ -81,6 +94,11 @@ class Rig:
         expected = self.logprobs(prompt_ids, reply.token_ids, temperature)
         assert len(reply.logprobs) == len(reply.token_ids)
         return max(abs(a - b) for a, b in zip(reply.logprobs, expected, strict=True))
+
+
+def worst(left: Sequence[float], right: Sequence[float]) -> float:
+    """The largest difference of two lists of equal length."""
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
 
 
 def prompt(seed: int, length: int) -> list[int]:

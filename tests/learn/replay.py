@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from msgspec import Struct
@@ -15,14 +15,19 @@ from transformers import AutoModelForCausalLM
 
 from thundersync.core.advantage import AdvantageRule, advantages
 from thundersync.core.ledger import Ledger
-from thundersync.core.types import Failed, Outcome, Rollout, Scored, TokenSequence, Turn
+from thundersync.core.turn_ledger import TurnLedger
+from thundersync.core.types import Failed, Outcome, Rollout, SampledTurn, Scored, TokenSequence, Turn
 from thundersync.learn import messages as m
-from thundersync.learn.stream import GradientStream, LossAggregation
+from thundersync.core.objective import LossAggregation, Objective, SeparableObjective
+from thundersync.learn.settings import OptimSettings
+from thundersync.learn.stream import GradientStream
+from thundersync.learn.turn_stream import Scorer, TurnStream
 from thundersync.learn.worker import Worker
 from thundersync.step import shared_prefix
 
 R = TypeVar("R", bound=m.Reply)
-RULE = AdvantageRule()
+OBJECTIVE = Objective()
+TIS = m.Terms(mismatch="tis", mismatch_high=2.0)
 
 
 class RecordedStep(Struct, frozen=True, kw_only=True):
@@ -88,6 +93,18 @@ def _sequence(draw: random.Random, prompt: list[int], length: int, vocabulary: i
     )
 
 
+OPTIM = OptimSettings(
+    lr=1e-3,
+    betas=(0.9, 0.999),
+    eps=1e-8,
+    weight_decay=0.01,
+    max_grad_norm=1.0,
+    scheduler="constant",
+    warmup_steps=0,
+    max_steps=10,
+)
+
+
 def setup(model: Path, arena: Path, **changes: Any) -> m.Setup:
     values: dict[str, Any] = {
         "model_path": str(model),
@@ -96,16 +113,8 @@ def setup(model: Path, arena: Path, **changes: Any) -> m.Setup:
         "arena_path": str(arena),
         "cpus": [],
         "device": "cpu",
-        "temperature": 1.0,
-        "importance_cap": 2.0,
-        "lr": 1e-3,
-        "betas": (0.9, 0.999),
-        "eps": 1e-8,
-        "weight_decay": 0.01,
-        "max_grad_norm": 1.0,
-        "scheduler": "constant",
-        "warmup_steps": 0,
-        "max_steps": 10,
+        "terms": TIS,
+        "optim": OPTIM,
     }
     return m.Setup(**(values | changes))
 
@@ -113,10 +122,11 @@ def setup(model: Path, arena: Path, **changes: Any) -> m.Setup:
 class InProcessLink:
     """A worker without its process: the same requests, answered at once."""
 
-    index = 0
+    waiting = 0
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, index: int = 0) -> None:
         self.worker = worker
+        self.index = index
         self.requests: list[m.AnyRequest] = []
 
     async def call(self, request: m.AnyRequest, expected: type[R], *, limit_s: float) -> R:
@@ -133,18 +143,20 @@ async def replay(
     *,
     order: Sequence[int] | None = None,
     lazy: bool = False,
-    loss_agg: LossAggregation = "token_mean",
+    objective: SeparableObjective = OBJECTIVE,
+    skip_flat: bool = False,
+    kl_in_reward: float = 0.0,
     max_tokens: int = 10_000,
     max_parts: int = 100,
     eager: bool = True,
-    rule: AdvantageRule = RULE,
 ) -> tuple[Ledger, InProcessLink]:
     """Land the rollouts in `order`; `eager` lets the worker take what it can between two arrivals."""
     link = InProcessLink(worker)
     ledger = Ledger(
         {g: [r.rollout_id for r in step.rollouts if r.group_id == g] for g in step.prompts},
-        rule=rule,
+        objective=objective,
         min_group_size=2,
+        skip_flat=skip_flat,
     )
     stream = GradientStream(
         ledger,
@@ -153,12 +165,12 @@ async def replay(
         prompts=step.prompts,
         prefix=shared_prefix(list(step.prompts.values())),
         shares_prompts=worker._gradient._shares_prompts,
-        loss_agg=loss_agg,
         lazy=lazy,
         max_tokens=max_tokens,
         max_parts=max_parts,
         stall_timeout_s=30,
         emit=lambda event: None,
+        kl_in_reward=kl_in_reward,
     )
 
     async def arrive() -> None:
@@ -174,14 +186,67 @@ async def replay(
     return ledger, link
 
 
-def scale_of(ledger: Ledger, loss_agg: LossAggregation) -> float:
-    tokens, rollouts = ledger.denominators()
-    return 1.0 / (tokens if loss_agg == "token_mean" else rollouts)
+async def replay_turns(worker: Worker, prompts: dict[str, list[int]], turns: Sequence[Any], **options: Any) -> Tensor:
+    """The gradient alone of `replay_turns_told`."""
+    return (await replay_turns_told(worker, prompts, turns, **options))[0]
 
 
-def gradient_of(worker: Worker, ledger: Ledger, loss_agg: LossAggregation = "token_mean") -> Tensor:
+async def replay_turns_told(
+    worker: Worker,
+    prompts: dict[str, list[int]],
+    turns: Sequence[tuple[SampledTurn, Rollout | None]],
+    *,
+    objective: SeparableObjective,
+    score: Scorer,
+    schedule: Literal["deferred", "forward", "immediate"] = "forward",
+    order: Sequence[int] | None = None,
+    lazy: bool = False,
+    max_tokens: int = 10_000,
+    eager: bool = True,
+) -> tuple[Tensor, list[m.AnyRequest]]:
+    """Distil recorded turns in `order`; a turn's rollout, where given, ends with it. Gives the step's gradient [P], and
+    what the worker was asked."""
+    link = InProcessLink(worker)
+    ids: dict[str, list[str]] = {group_id: [] for group_id in prompts}
+    for turn, _ in turns:
+        if turn.rollout_id not in ids[turn.group_id]:
+            ids[turn.group_id].append(turn.rollout_id)
+    stream = TurnStream(
+        TurnLedger(ids),
+        [link],  # type: ignore[list-item]
+        objective=objective,
+        score=score,
+        policy_version=0,
+        prompts=prompts,
+        prefix=shared_prefix(list(prompts.values())),
+        schedule=schedule,
+        lazy=lazy,
+        max_tokens=max_tokens,
+        stall_timeout_s=30,
+        emit=lambda event: None,
+    )
+
+    async def arrive() -> None:
+        for index in order if order is not None else range(len(turns)):
+            turn, rollout = turns[index]
+            stream.sampled(turn)
+            if rollout is not None:
+                await stream.land(rollout)
+            for _ in range(20 if eager else 0):
+                await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stream.run())
+        tasks.create_task(arrive())
+    assert stream.ledger.settled
+    gradient = worker._gradient.finish(stream.scales()).clone()
+    worker._gradient.discard()
+    return gradient, link.requests
+
+
+def gradient_of(worker: Worker, ledger: Ledger) -> Tensor:
     """The step's gradient of the minimised loss, before clipping; the step is then forgotten."""
-    gradient = worker._gradient.finish(scale_of(ledger, loss_agg)).clone()
+    gradient = worker._gradient.finish(ledger.objective.scales(ledger.tally())).clone()
     worker._gradient.discard()
     return gradient
 
@@ -193,7 +258,7 @@ def one_piece_gradient(
     loss_agg: LossAggregation = "token_mean",
     importance_cap: float | None = 2.0,
     temperature: float = 1.0,
-    rule: AdvantageRule = RULE,
+    rule: AdvantageRule = AdvantageRule(),
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The textbook loss of the whole step in one piece: stock attention, no sharing, one backward; [P] float32."""

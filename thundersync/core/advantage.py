@@ -1,4 +1,4 @@
-"""Rewards of one group -> advantages, and the scalars that join its gradient parts. Pure arithmetic in float64."""
+"""Rewards -> advantages, and the scalars that join gradient parts. Pure arithmetic in float64."""
 
 import math
 import statistics
@@ -8,25 +8,31 @@ from msgspec import Struct
 
 
 class AdvantageRule(Struct, frozen=True, kw_only=True):
-    """How an advantage is made from a group's rewards: A = (r - mean) / (std + eps), or r - mean without std."""
+    """How an advantage is made from the rewards it is compared with: A = (r - mean) / (std + eps), or without std.
+
+    `leave_one_out`: each reward against the mean of the others, r - mean(others) = n / (n - 1) (r - mean).
+    """
 
     norm_by_std: bool = True
     std_unbiased: bool = True
     """Divide by n - 1 (verl, TRL) instead of n (the DeepSeekMath paper)."""
     eps: float = 1e-6
+    leave_one_out: bool = False
 
-    def formula(self) -> str:
-        """The rule as a person would write it."""
+    def formula(self, over: str = "group") -> str:
+        """The rule as a person would write it, over the rewards of `over`."""
+        if self.leave_one_out:
+            return f"A = r - mean(others of the {over})"
         if not self.norm_by_std:
-            return "A = r - mean(group)"
-        return f"A = (r - mean(group)) / (std(group, {'n-1' if self.std_unbiased else 'n'}) + {self.eps:g})"
+            return f"A = r - mean({over})"
+        return f"A = (r - mean({over})) / (std({over}, {'n-1' if self.std_unbiased else 'n'}) + {self.eps:g})"
 
 
 class JoinScalars(Struct, frozen=True, kw_only=True):
     """An advantage as a straight line over the reward: A(r) = slope * (r - base) + offset.
 
-    With `base` the group's first landed reward, a member equal to it adds nothing to the reward part, and rewards
-    such as 1000 +- 1 lose nothing to cancellation (facts: 1.4e-7 instead of 2.5e-4 in float32).
+    With `base` the first landed reward, a member equal to it adds nothing to the reward part, and rewards such as
+    1000 +- 1 lose nothing to cancellation (facts: 1.4e-7 instead of 2.5e-4 in float32).
     """
 
     base: float
@@ -38,14 +44,15 @@ class JoinScalars(Struct, frozen=True, kw_only=True):
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """True if the rewards carry no signal: all equal, or too few to differ. Raises nothing on an empty group."""
+    """True if the rewards carry no signal: all equal, or too few to differ. Raises nothing on an empty list."""
     return len(set(rewards)) < 2
 
 
 def advantages(rewards: Sequence[float], rule: AdvantageRule) -> list[float]:
-    """The textbook form, member by member; shape [G] in, [G] out. A flat group is exactly zero.
+    """The textbook form, member by member; shape [G] in, [G] out. Equal rewards are exactly zero.
 
-    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2; Dr. GRPO (arXiv:2503.20783) without the std.
+    Source: DeepSeekMath (arXiv:2402.03300), section 4.1.2; Dr. GRPO (arXiv:2503.20783) without the std; RLOO
+    (arXiv:2402.14740) leaves one out.
     """
     if is_flat(rewards):
         return [0.0] * len(rewards)
@@ -55,7 +62,7 @@ def advantages(rewards: Sequence[float], rule: AdvantageRule) -> list[float]:
 
 
 def join_scalars(rewards: Sequence[float], *, base: float, rule: AdvantageRule) -> JoinScalars:
-    """The same advantages as one line over the reward, so that no part waits for the group's statistics.
+    """The same advantages as one line over the reward, so that no part waits for the statistics.
 
     The sum of A_i g_i equals slope * (sum of (r_i - base) g_i) + offset * (sum of g_i).
     """
@@ -67,8 +74,14 @@ def join_scalars(rewards: Sequence[float], *, base: float, rule: AdvantageRule) 
     return JoinScalars(base=base, slope=scale, offset=-scale * centre)
 
 
+def spread(rewards: Sequence[float], *, unbiased: bool) -> float:
+    """The standard deviation; zero for fewer than two rewards."""
+    if len(rewards) < 2:
+        return 0.0
+    return statistics.stdev(rewards) if unbiased else statistics.pstdev(rewards)
+
+
 def _scale(rewards: Sequence[float], rule: AdvantageRule) -> float:
-    if not rule.norm_by_std:
-        return 1.0
-    spread = statistics.stdev(rewards) if rule.std_unbiased else statistics.pstdev(rewards)
-    return 1.0 / (spread + rule.eps)
+    if rule.leave_one_out:
+        return len(rewards) / (len(rewards) - 1)
+    return 1.0 / (spread(rewards, unbiased=rule.std_unbiased) + rule.eps) if rule.norm_by_std else 1.0

@@ -1,63 +1,63 @@
 """Which pieces the trainer takes next, and which of them share one backward pass. Pure: reads the ledger, decides.
 
 Every work-conserving order gives the same step time on one worker, so the order is free to save work and memory:
-1. pieces whose advantage is known and not zero go straight into the step's sum, nearest to finishing first;
-2. pieces of groups that already hold a part, mixed groups before those that may still turn out flat;
-3. pieces that open a part, if the budget has one left.
-A complete flat group never appears: its pieces are skipped at close.
+1. pieces whose advantage is known and not zero go straight into the step's sums, nearest to finishing first;
+2. pieces of cohorts that already hold a part here, those with differing rewards before those that may still turn out
+   flat;
+3. pieces that open a part, if the budget has one left: cohorts that no worker holds before those held elsewhere.
+A complete flat group never appears, unless a KL or entropy term asks for it.
 """
 
 from msgspec import Struct
 
-from thundersync.core.ledger import Ledger, Member
+from thundersync.core.advantage import is_flat
+from thundersync.core.ledger import Cohort, Group, Ledger, Member
 from thundersync.core.types import GroupId, RolloutId
 
-PARTS_PER_GROUP = 2
-"""A group may come to need both, whatever landed first; they are reserved together, so that it never gets stuck."""
+PARTS_PER_COHORT = 2
+"""A cohort may come to need both, whatever landed first; they are reserved together, so that it never gets stuck."""
 
 
 class Pass(Struct, frozen=True, kw_only=True):
     """One backward: pieces of one group that share its prompt, each with its own weight or all with one reward."""
 
     group_id: GroupId
+    cohort_id: str
     rollout_ids: list[RolloutId]
-    weights: list[float] | None
-    """Advantages [B], straight into the step's sum; None: into the group's parts, all pieces have `reward`."""
+    advantages: list[float] | None
+    """[B], straight into the step's sums; None: into the cohort's parts, all pieces have `reward`."""
     reward: float
     base: float
 
 
-def next_pass(ledger: Ledger, *, max_tokens: int, parts_left: int, known_only: bool = False) -> Pass | None:
-    """The best pass now, or None. `max_tokens` bounds rows x longest row (padding included; one piece always fits).
+def next_pass(
+    ledger: Ledger, *, max_tokens: int, max_parts: int, worker: int = 0, known_only: bool = False
+) -> Pass | None:
+    """The best pass for `worker` now, or None.
 
-    `parts_left`: how many more parts the worker's memory holds; without one, a piece waits as tokens until its group
-    is complete (exact, only less overlap). `known_only`: the lazy arm, which waits for every reward of the step.
+    `max_tokens` bounds rows x longest row (padding included; one piece always fits). `max_parts`: how many parts the
+    worker's memory holds; without one, a piece waits as tokens until its cohort is complete (exact, only less
+    overlap). `known_only`: the lazy arm, which waits for every reward of the step.
     """
-    if known_only and not all(group.complete for group in ledger.groups.values()):
+    if known_only and not all(cohort.complete for cohort in ledger.cohorts):
         return None
-    candidates = [group for group in ledger.groups.values() if group.ready and not group.closed]
-    direct = [group for group in candidates if ledger.verdict(group)]
+    waiting = [(cohort, group) for cohort in ledger.cohorts for group in cohort.groups if group.ready]
+    direct = [(cohort, group) for cohort, group in waiting if cohort.complete]
     if direct:
-        group = min(direct, key=lambda g: len(g.ready))
-        rows = _fill(group.ready, max_tokens)
-        ids = [m.rollout_id for m in rows]
-        return Pass(
-            group_id=group.group_id, rollout_ids=ids, weights=[ledger.advantage(i) for i in ids], reward=0.0, base=0.0
-        )
-    opened = [g for g in candidates if not g.complete and (g.holds_part or parts_left >= PARTS_PER_GROUP)]
+        cohort, group = min(direct, key=lambda each: len(each[1].ready))
+        members = _fill(group.ready, max_tokens)
+        return _pass(cohort, group, members, [ledger.advantage(m.rollout_id) for m in members])
+    room = max_parts - parts_in_use(ledger, worker) >= PARTS_PER_COHORT
+    opened = [
+        (cohort, group)
+        for cohort, group in waiting
+        if (worker in cohort.holders() or room) and ledger.may_stream(group)
+    ]
     if not opened:
         return None
-    group = min(opened, key=lambda g: (not g.holds_part, not g.mixed, g.missing))
+    cohort, group = min(opened, key=lambda each: _order(each[0], each[1], worker))
     first = group.ready[0]
-    rows = _fill([m for m in group.ready if m.reward == first.reward], max_tokens)
-    assert first.reward is not None and group.base is not None
-    return Pass(
-        group_id=group.group_id,
-        rollout_ids=[m.rollout_id for m in rows],
-        weights=None,
-        reward=first.reward,
-        base=group.base,
-    )
+    return _pass(cohort, group, _fill([m for m in group.ready if m.reward == first.reward], max_tokens), None)
 
 
 def queued(ledger: Ledger) -> int:
@@ -65,9 +65,27 @@ def queued(ledger: Ledger) -> int:
     return sum(len(group.ready) for group in ledger.groups.values())
 
 
-def parts_in_use(ledger: Ledger) -> int:
-    """Parts that open groups may come to hold."""
-    return PARTS_PER_GROUP * sum(group.holds_part for group in ledger.groups.values())
+def parts_in_use(ledger: Ledger, worker: int) -> int:
+    """Parts that open cohorts may come to hold in a worker."""
+    return PARTS_PER_COHORT * sum(worker in cohort.holders() for cohort in ledger.cohorts)
+
+
+def _order(cohort: Cohort, group: Group, worker: int) -> tuple[bool, bool, bool, int]:
+    holders = cohort.holders()
+    return worker not in holders, bool(holders - {worker}), is_flat(cohort.rewards), group.missing
+
+
+def _pass(cohort: Cohort, group: Group, members: list[Member], known: list[float] | None) -> Pass:
+    first = members[0]
+    assert first.reward is not None and cohort.base is not None
+    return Pass(
+        group_id=group.group_id,
+        cohort_id=cohort.cohort_id,
+        rollout_ids=[m.rollout_id for m in members],
+        advantages=known,
+        reward=first.reward,
+        base=cohort.base,
+    )
 
 
 def _fill(ready: list[Member], max_tokens: int) -> list[Member]:

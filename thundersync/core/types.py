@@ -107,6 +107,26 @@ class Turn(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
+class SampledTurn(Struct, frozen=True, kw_only=True):
+    """A turn the moment it was sampled, while its tool call begins: what a teacher scores."""
+
+    rollout_id: RolloutId
+    group_id: GroupId
+    task_id: TaskId
+    attempt: int
+    turn: int
+    sequence: int
+    token_ids: list[int]
+    """Of its sequence, up to the turn's end."""
+    start: int
+    end: int
+    """The turn's tokens are `token_ids[start:end]`."""
+    logprobs: list[float]
+    """The engine's, of the turn's tokens."""
+    prompt_tokens: int
+    policy_version: int
+
+
 class Scored(Struct, frozen=True, kw_only=True, tag="scored"):
     """The checker gave a finite reward; a truncated rollout (`stop` other than submitted) is scored like any other."""
 

@@ -40,10 +40,12 @@ def make_generator(
     log_path: Path,
     cpus: Sequence[int] = (),
     seed: int = 0,
+    max_topk: int = 0,
 ) -> Generator:
     """One engine replica, not yet started, on the model folder `model_path`.
 
     `max_model_len` counts prompt and reply tokens; `dtype` is float32 or bfloat16; `cpus` pins the engine to cores.
+    `max_topk` is the most alternatives per token that `score` may be asked for.
     Raises: EngineFailed when the backend is not installed.
     """
     if choose_backend(config.backend) == "vllm":
@@ -57,6 +59,7 @@ def make_generator(
             log_path=log_path,
             cpus=cpus,
             seed=seed,
+            max_topk=max_topk,
         )
     from thundersync.generate.transformers import TransformersGenerator
 

@@ -5,9 +5,9 @@ torn write or a stale layer is named. Knows the layout and the checksum; who may
 """
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -29,21 +29,24 @@ def create_arena(path: str | Path, named_tensors: Iterable[tuple[str, torch.Tens
     Names are those of the Hugging Face state dict, a tied head left out (as `named_parameters()` gives them). The
     caller owns the file and removes it. Raises: PublishFailed when `path` exists already.
     """
-    tensors = list(named_tensors)
-    sizes = [_aligned(tensor.numel() * DTYPES[dtype].itemsize) for _, tensor in tensors]
-    offsets = [0, *accumulate(sizes)]
-    specs = [
-        TensorSpec(name=name, dtype=dtype, shape=list(tensor.shape), offset=offset)
-        for (name, tensor), offset in zip(tensors, offsets, strict=False)
-    ]
+    specs: list[TensorSpec] = []
     try:
         with Path(path).open("xb") as file:
-            file.truncate(offsets[-1])
+            # One at a time: merged weights are made as they are asked for, and together would be a second model.
+            for name, tensor in named_tensors:
+                laid = tensor.detach().to(device="cpu", dtype=DTYPES[dtype]).contiguous()
+                checksum = tensor_checksum(laid)
+                specs.append(
+                    TensorSpec(name=name, dtype=dtype, shape=list(laid.shape), offset=file.tell(), checksum=checksum)
+                )
+                file.write(laid.view(-1).view(torch.uint8).numpy().data)
+                file.truncate(_aligned(file.tell()))
+                file.seek(0, os.SEEK_END)
     except FileExistsError as error:
         raise PublishFailed(
             f"the weight arena {path} exists already", remedy="Remove the file; another run may have left it."
         ) from error
-    return fill_arena(WeightArena(path=str(path), tensors=specs), tensors)
+    return WeightArena(path=str(path), tensors=specs, checksum=combined_checksum(specs))
 
 
 def fill_arena(arena: WeightArena, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightArena:
@@ -52,16 +55,20 @@ def fill_arena(arena: WeightArena, named_tensors: Iterable[tuple[str, torch.Tens
     Raises: PublishFailed unless names, order and shapes are the arena's.
     """
     views = open_arena(arena)
-    given = list(named_tensors)
-    if [name for name, _ in given] != list(views):
-        odd = sorted({name for name, _ in given} ^ set(views)) or ["(the order)"]
-        raise PublishFailed(f"the weights to publish are not those of the arena: {', '.join(odd[:5])}")
-    specs = []
-    for spec, (name, tensor) in zip(arena.tensors, given, strict=True):
+    specs: list[TensorSpec] = []
+    for name, tensor in named_tensors:
+        spec = arena.tensors[len(specs)] if len(specs) < len(arena.tensors) else None
+        if spec is None or name != spec.name:
+            raise PublishFailed(
+                f"the weights to publish are not those of the arena: {name} comes in the place of "
+                f"{spec.name if spec else 'nothing'}"
+            )
         if list(tensor.shape) != spec.shape:
             raise PublishFailed(f"{name} has shape {list(tensor.shape)}, the arena's is {spec.shape}")
         views[name].copy_(tensor.detach())
         specs.append(msgspec.structs.replace(spec, checksum=tensor_checksum(views[name])))
+    if missing := [spec.name for spec in arena.tensors[len(specs) :]]:
+        raise PublishFailed(f"the weights to publish are not those of the arena: {', '.join(missing[:5])} did not come")
     return msgspec.structs.replace(arena, tensors=specs, checksum=combined_checksum(specs))
 
 

@@ -1,15 +1,20 @@
 """What the run asks of a generation engine: exact token ids in, sampled ids and their logprobs out.
 
+The same engine scores given tokens: a teacher is an engine that is only asked for scores and never published to.
 Knows nothing of chat templates, tools or training. Two engines implement it: `generate.vllm` and
 `generate.transformers`; one contract test suite runs over both.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from thundersync.core.types import FinishReason
+
+# A probability of one, after rounding in bfloat16.
+ROUNDING = 1e-2
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
@@ -35,6 +40,39 @@ class Generation(Struct, frozen=True, kw_only=True):
     """The version that sampled every token; a generator never mixes two in one reply."""
     cached_tokens: int = 0
     """Prompt tokens that needed no prefill."""
+
+
+class TokenScores(Struct, frozen=True, kw_only=True):
+    """What a model says of N given tokens, each after everything before it: natural logs, at temperature 1."""
+
+    logprobs: list[float]
+    """[N], of the given tokens themselves."""
+    top_ids: list[list[int]]
+    """[N][k], the k most probable tokens at each place, best first; empty when k is 0."""
+    top_logprobs: list[list[float]]
+    """[N][k], theirs."""
+    policy_version: int
+    """The version that scored every token; 0 for a model that is never published to."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers, 8 each: what a payload grows with."""
+        return 8 * (len(self.logprobs) + sum(map(len, self.top_ids)) + sum(map(len, self.top_logprobs)))
+
+    def fault(self, *, count: int, topk: int) -> str:
+        """Why these are not scores of `count` tokens with `topk` alternatives, as a sentence; empty when they are."""
+        if len(self.logprobs) != count:
+            return f"{len(self.logprobs)} tokens were scored instead of {count}"
+        places = count if topk else 0
+        for name, rows in (("ids", self.top_ids), ("logprobs", self.top_logprobs)):
+            if len(rows) != places or any(len(row) != topk for row in rows):
+                return f"the most probable {name} are not {topk} at each of {count} places"
+        # A sum of finite logprobs is finite, and summing is much faster than asking each.
+        if not all(math.isfinite(sum(row)) for row in (self.logprobs, *self.top_logprobs)):
+            return "a logprob is not finite"
+        if any(max(row, default=0.0) > ROUNDING for row in (self.logprobs, *self.top_logprobs)):
+            return "a logprob is above zero, so it is not the log of a probability"
+        return ""
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
@@ -93,6 +131,15 @@ class Generator(Protocol):
 
         Raises: EngineFailed if the engine is dead. A prompt that leaves no room for one token answers with
         finish reason `context` and no tokens, never an exception.
+        """
+
+    async def score(self, token_ids: Sequence[int], *, start: int, topk: int = 0, request_id: str) -> TokenScores:
+        """Logprobs of `token_ids[start:]`, each given all tokens before it, at temperature 1; nothing is sampled.
+
+        `1 <= start < len(token_ids)`, and `token_ids` may fill the context to its last token. With `topk` also the
+        most probable tokens of each place. A conversation that grows pays only for what is new, where its beginning
+        is still cached. Cancelling the caller aborts the request.
+        Raises: EngineFailed when the request is impossible, a logprob is not finite, or the engine is dead.
         """
 
     async def publish(self, arena: WeightArena, *, version: int) -> float:

@@ -27,6 +27,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """From the generation config, else the model's config."""
     layer_types: tuple[str, ...] = ()
     """Kinds of the model's layers where its config names them."""
+    long_from: int = 0
+    """Context length beyond which an engine gives the rotary positions other factors (LongRoPE); 0 = it has one set."""
 
     def faults(self, arena: WeightArena, *, dtype: str) -> list[str]:
         """Why `arena` is not this model's weights in `dtype`, as sentences; empty when it is."""
@@ -65,7 +67,15 @@ def read_manifest(model_path: Path) -> Manifest:
         tied=tied,
         end_ids=tuple(ends) if isinstance(ends, list) else (() if ends is None else (int(ends),)),
         layer_types=tuple(text.get("layer_types") or ()),
+        long_from=_long_from(text),
     )
+
+
+def _long_from(text: dict[str, Any]) -> int:
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) not in ("longrope", "su"):
+        return 0
+    return int(rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or 0)
 
 
 def _json(path: Path) -> dict[str, Any]:

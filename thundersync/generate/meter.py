@@ -33,6 +33,11 @@ class Meter:
         self._cached_tokens += generation.cached_tokens
         self._sampled_tokens += len(generation.token_ids)
 
+    def scored(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Given tokens that were scored, and how many of them needed no forward pass."""
+        self._prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
+
     def stats(self, now_s: float) -> EngineStats:
         open_s = now_s - self._since_s if self._running else 0.0
         return EngineStats(

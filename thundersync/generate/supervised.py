@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from thundersync.errors import EngineDied, EngineFailed, EngineLost, PublishFailed
-from thundersync.generate.base import EngineStats, Generation, Generator, Sampling, WeightArena
+from thundersync.generate.base import EngineStats, Generation, Generator, Sampling, TokenScores, WeightArena
 from thundersync.monitor.events import AnyEvent, Warned
 
 MAX_RESTARTS = 5
@@ -51,6 +51,16 @@ class SupervisedGenerator:
         inner = self._inner
         try:
             return await inner.generate(prompt_ids, sampling, request_id=request_id)
+        except EngineDied as error:
+            self._mend(inner, error)
+            raise
+
+    async def score(self, token_ids: Sequence[int], *, start: int, topk: int = 0, request_id: str) -> TokenScores:
+        """As the engine inside. Raises: EngineFailed (this request), EngineLost (the run)."""
+        await self._mended()
+        inner = self._inner
+        try:
+            return await inner.score(token_ids, start=start, topk=topk, request_id=request_id)
         except EngineDied as error:
             self._mend(inner, error)
             raise

@@ -6,20 +6,28 @@ Same contract as `generate.vllm`, at about half its speed. This side only carrie
 
 import asyncio
 import itertools
-import math
 import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from thundersync.config import EngineConfig
 from thundersync.errors import EngineDied, EngineFailed, PublishFailed
-from thundersync.generate.base import EngineStats, Generation, Sampling, WeightArena
+from thundersync.generate.base import EngineStats, Generation, Sampling, TokenScores, WeightArena
 from thundersync.generate.child import child_environment, log_tail
+from thundersync.generate.engine_checks import (
+    checked_scores,
+    refuse_faults,
+    refuse_impossible_score,
+    refuse_requests_in_flight,
+    refuse_torn_weights,
+    refuse_unfinite,
+)
 from thundersync.generate.meter import Meter
 from thundersync.generate.transformers_messages import (
     LENGTH,
@@ -30,6 +38,8 @@ from thundersync.generate.transformers_messages import (
     Publish,
     Published,
     Ready,
+    Score,
+    Scores,
     ToWorker,
     WorkerSettings,
     frame,
@@ -38,6 +48,9 @@ from thundersync.generate.transformers_messages import (
 START_LIMIT_S = 600.0
 PUBLISH_LIMIT_S = 600.0
 CLOSE_LIMIT_S = 10.0
+Said = TypeVar("Said", Answer, Scores)
+ENGINE = "the engine"
+"""How errors speak of it."""
 
 
 class TransformersGenerator:
@@ -76,12 +89,13 @@ class TransformersGenerator:
         self._whole = True
         """False from the moment a publish begins until it has succeeded."""
         self._max_concurrency = config.max_num_seqs
+        self._vocabulary = 0
         self._numbers = itertools.count()
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._published: asyncio.Future[Published] | None = None
-        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._answers: dict[int, asyncio.Future[Answer | Scores]] = {}
         self._dead = False
 
     @property
@@ -128,7 +142,8 @@ class TransformersGenerator:
         self._reader = asyncio.create_task(self._read(self._process), name="transformers-engine-reader")
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                self._max_concurrency = (await self._ready).max_concurrency
+                ready = await self._ready
+                self._max_concurrency, self._vocabulary = ready.max_concurrency, ready.vocabulary
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError):
@@ -144,19 +159,16 @@ class TransformersGenerator:
         if not prompt_ids:
             raise EngineFailed(f"request {request_id} has an empty prompt")
         answer = await self._ask(
+            Answer,
             Ask(
                 number=next(self._numbers),
                 prompt_ids=list(prompt_ids),
                 temperature=sampling.temperature,
                 max_tokens=min(sampling.max_tokens, room),
                 stop=sampling.stop,
-            )
+            ),
         )
-        if not all(math.isfinite(logprob) for logprob in answer.logprobs):
-            raise EngineFailed(
-                f"a token was sampled with a logprob that is not finite in request {request_id}",
-                remedy="The weights have most likely diverged; lower optim.lr and resume from a checkpoint.",
-            )
+        refuse_unfinite(answer.logprobs, engine=ENGINE, request_id=request_id)
         if answer.policy_version != self._version:
             raise EngineFailed(f"request {request_id} was sampled by version {answer.policy_version}")
         cut_by_context = answer.finish_reason == "length" and room < sampling.max_tokens
@@ -170,12 +182,39 @@ class TransformersGenerator:
         self._meter.generated(len(prompt_ids), generation)
         return generation
 
+    async def score(self, token_ids: Sequence[int], *, start: int, topk: int = 0, request_id: str) -> TokenScores:
+        """Logprobs of given tokens; see `Generator.score`. `topk` goes up to the vocabulary."""
+        self._check_usable()
+        refuse_impossible_score(
+            token_ids,
+            start=start,
+            topk=topk,
+            max_model_len=self._settings.max_model_len,
+            max_topk=self._vocabulary,
+            request_id=request_id,
+        )
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocabulary:
+            raise EngineFailed(
+                f"request {request_id} has an id the model does not know: it has {self._vocabulary} tokens",
+                remedy="The tokens come from another tokenizer than the scoring model's.",
+            )
+        answer = await self._ask(
+            Scores, Score(number=next(self._numbers), token_ids=list(token_ids), start=start, topk=topk)
+        )
+        self._meter.scored(len(token_ids), answer.cached_tokens)
+        scores = TokenScores(
+            logprobs=answer.logprobs,
+            top_ids=answer.top_ids,
+            top_logprobs=answer.top_logprobs,
+            policy_version=answer.policy_version,
+        )
+        return checked_scores(scores, count=len(token_ids) - start, topk=topk, engine=ENGINE, request_id=request_id)
+
     async def publish(self, arena: WeightArena, *, version: int) -> float:
         """Take every tensor of `arena`; see `Generator.publish`. Kept prefixes are dropped with it."""
         if self._process is None or self._dead:
             raise self._died()
-        if self._meter.running:
-            raise PublishFailed(f"{self._meter.running} requests are in flight; a publish needs none")
+        refuse_requests_in_flight(self._meter.running)
         started_s = time.monotonic()
         self._whole = False
         self._published = asyncio.get_running_loop().create_future()
@@ -185,12 +224,7 @@ class TransformersGenerator:
                 faults = (await self._published).faults
         except TimeoutError as error:
             raise PublishFailed(f"the engine did not take the weights within {PUBLISH_LIMIT_S:.0f} s") from error
-        if faults:
-            raise PublishFailed(
-                f"the engine did not become policy version {version}: {'; '.join(faults[:5])}"
-                + (f" and {len(faults) - 5} more" if len(faults) > 5 else ""),
-                remedy=f"Nothing is sampled until a publish succeeds; details in {self._log_path}.",
-            )
+        refuse_faults(faults, engine=ENGINE, version=version, log_path=self._log_path)
         self._version = version
         self._whole = True
         return time.monotonic() - started_s
@@ -213,18 +247,17 @@ class TransformersGenerator:
     def _check_usable(self) -> None:
         if self._process is None or self._dead:
             raise self._died()
-        if not self._whole:
-            raise EngineFailed(
-                "the engine's weights are not whole since a publish failed",
-                remedy="Publish a complete set of weights.",
-            )
+        refuse_torn_weights(self._whole, engine=ENGINE)
 
-    async def _ask(self, ask: Ask) -> Answer:
+    async def _ask(self, kind: type[Said], ask: Ask | Score) -> Said:
+        """The worker's answer to `ask`, which is of `kind`."""
         self._meter.began(time.monotonic())
         self._answers[ask.number] = asyncio.get_running_loop().create_future()
         try:
             await self._send(ask)
-            return await self._answers[ask.number]
+            answer = await self._answers[ask.number]
+            assert isinstance(answer, kind)
+            return answer
         except asyncio.CancelledError:
             if not self._dead and self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write(frame(Abort(number=ask.number)))
@@ -259,13 +292,13 @@ class TransformersGenerator:
                     future.exception()  # looked at: whoever waited may be gone already
 
     def _deliver(self, message: FromWorker) -> None:
-        future: asyncio.Future[Ready] | asyncio.Future[Published] | asyncio.Future[Answer] | None
+        future: asyncio.Future[Ready] | asyncio.Future[Published] | asyncio.Future[Answer | Scores] | None
         match message:
             case Ready():
                 future = self._ready
             case Published():
                 future = self._published
-            case Answer(number=number):
+            case Answer(number=number) | Scores(number=number):
                 future = self._answers.get(number)  # gone when its caller was cancelled
         if future is not None and not future.done():
             future.set_result(message)  # type: ignore[arg-type]

@@ -44,6 +44,35 @@ class Ask(Message, frozen=True, kw_only=True):
     """Already cut to the room left in the context."""
     stop: tuple[str, ...]
 
+    @property
+    def reusable_ids(self) -> list[int]:
+        """Tokens that may come out of an earlier sequence's cache, all but the last of them."""
+        return self.prompt_ids
+
+    @property
+    def cache_tokens(self) -> int:
+        """Places its own cache needs."""
+        return len(self.prompt_ids) + self.max_tokens
+
+
+class Score(Message, frozen=True, kw_only=True):
+    """Say how probable `token_ids[start:]` are; nothing is sampled."""
+
+    number: int
+    token_ids: list[int]
+    start: int
+    topk: int
+
+    @property
+    def reusable_ids(self) -> list[int]:
+        """As `Ask.reusable_ids`: the last token before `start` predicts the first one scored, so it is computed."""
+        return self.token_ids[: self.start]
+
+    @property
+    def cache_tokens(self) -> int:
+        """The last token is only predicted, never fed."""
+        return len(self.token_ids) - 1
+
 
 class Abort(Message, frozen=True, kw_only=True):
     """Nobody waits for this request any more; it gets no answer."""
@@ -62,6 +91,8 @@ class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded as version 0."""
 
     max_concurrency: int
+    vocabulary: int
+    """Rows of the output head: ids are below it."""
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -73,6 +104,17 @@ class Answer(Message, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class Scores(Message, frozen=True, kw_only=True):
+    """The answer to a `Score`; lists as in `TokenScores`."""
+
+    number: int
+    logprobs: list[float]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    policy_version: int
+    cached_tokens: int
+
+
 class Published(Message, frozen=True, kw_only=True):
     """`faults` is empty when every weight has arrived."""
 
@@ -80,8 +122,8 @@ class Published(Message, frozen=True, kw_only=True):
     faults: list[str]
 
 
-ToWorker: TypeAlias = Ask | Abort | Publish
-FromWorker: TypeAlias = Ready | Answer | Published
+ToWorker: TypeAlias = Ask | Score | Abort | Publish
+FromWorker: TypeAlias = Ready | Answer | Scores | Published
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from thundersync.generate.arena import arena_faults, open_arena, tensor_checksum
-from thundersync.generate.batching import Batcher, LiveSequence, StopText
+from thundersync.generate.batching import Batcher, Live, LiveSequence, StopText
 from thundersync.generate.child import pin
 from thundersync.generate.kept_prefixes import CacheMemory
 from thundersync.generate.manifest import Manifest, read_manifest
@@ -28,6 +28,8 @@ from thundersync.generate.transformers_messages import (
     Publish,
     Published,
     Ready,
+    Score,
+    Scores,
     ToWorker,
     WorkerSettings,
     frame,
@@ -55,11 +57,16 @@ class TransformersWorker:
         memory = _memory(self._settings, model)
         batcher = _batcher(self._settings, model, attention, memory, manifest)
         fitting = memory.capacity_tokens * 4 // self._settings.max_model_len
-        self._send(Ready(max_concurrency=max(1, min(self._settings.max_num_seqs, fitting))))
+        self._send(
+            Ready(
+                max_concurrency=max(1, min(self._settings.max_num_seqs, fitting)),
+                vocabulary=model.get_output_embeddings().out_features,
+            )
+        )
         while True:
             for message in self._arrived(wait=not batcher.busy):
                 match message:
-                    case Ask():
+                    case Ask() | Score():
                         batcher.add(message)
                     case Abort(number=number):
                         batcher.abort(number)
@@ -78,12 +85,21 @@ class TransformersWorker:
             messages.append(self._inbox.get())
         return messages
 
-    def _answer(self, sequence: LiveSequence) -> Answer:
-        return Answer(
-            number=sequence.ask.number,
-            token_ids=sequence.sampled_ids,
+    def _answer(self, sequence: Live) -> Answer | Scores:
+        if isinstance(sequence, LiveSequence):
+            return Answer(
+                number=sequence.number,
+                token_ids=sequence.sampled_ids,
+                logprobs=sequence.logprobs,
+                finish_reason=sequence.finish_reason or "abort",
+                policy_version=self._version,
+                cached_tokens=sequence.cached_tokens,
+            )
+        return Scores(
+            number=sequence.number,
             logprobs=sequence.logprobs,
-            finish_reason=sequence.finish_reason or "abort",
+            top_ids=sequence.top_ids,
+            top_logprobs=sequence.top_logprobs,
             policy_version=self._version,
             cached_tokens=sequence.cached_tokens,
         )

@@ -20,12 +20,20 @@ import msgspec
 import psutil
 
 from thundersync.config import EngineConfig
-from thundersync.errors import EngineDied, EngineFailed, PublishFailed
-from thundersync.generate.base import EngineStats, Generation, Sampling, WeightArena
+from thundersync.errors import EngineDied, EngineFailed
+from thundersync.generate.base import EngineStats, Generation, Sampling, TokenScores, WeightArena
 from thundersync.generate.child import end_processes, log_tail
+from thundersync.generate.engine_checks import (
+    checked_scores,
+    refuse_faults,
+    refuse_impossible_score,
+    refuse_requests_in_flight,
+    refuse_torn_weights,
+)
 from thundersync.generate.manifest import Manifest, read_manifest
 from thundersync.generate.meter import Meter
-from thundersync.generate.vllm_names import ARENA_FAULTS, PID_FILE, STALE_WEIGHTS
+from thundersync.generate.vllm_names import ARENA_FAULTS, ENGINE, PID_FILE, STALE_WEIGHTS
+from thundersync.generate.vllm_requests import read_reply, read_scores, reply_parameters, scoring_parameters
 from thundersync.generate.vllm_start import VllmSettings, VllmStart
 
 MOST_FOLDER_CHARS = 50
@@ -56,8 +64,12 @@ class VllmGenerator:
         log_path: Path,
         cpus: Sequence[int] = (),
         seed: int = 0,
+        max_topk: int = 0,
     ) -> None:
-        """`dtype` is float32 or bfloat16; `cpus` pins the engine to cores, one thread each (empty: one, unpinned)."""
+        """`dtype` is float32 or bfloat16; `cpus` pins the engine to cores, one thread each (empty: one, unpinned).
+
+        `max_topk` is the most alternatives per token that `score` may be asked for.
+        """
         self._model_path = model_path
         self._config = config
         self._max_model_len = max_model_len
@@ -65,6 +77,10 @@ class VllmGenerator:
         self._log_path = log_path
         self._cpus = tuple(cpus)
         self._seed = seed
+        self._max_topk = max_topk
+        self._spare = 0
+        """Tokens vLLM's context is longer than ours. It refuses a prompt that leaves no room for a reply, but a rollout
+        may fill the context to its last token and has to be scored. No position beyond ours is ever computed."""
         self._meter = Meter()
         self._version = 0
         self._whole = True
@@ -101,12 +117,15 @@ class VllmGenerator:
         short = len(tempfile.gettempdir()) <= MOST_FOLDER_CHARS
         self._folder = Path(tempfile.mkdtemp(prefix="ts-", dir=None if short else "/tmp"))
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        # A model with two sets of rotary factors takes the long ones for every request if the context is one longer.
+        self._spare = 0 if self._manifest.long_from == self._max_model_len else 1
         settings = VllmSettings(
             model_path=str(self._model_path),
             engine=self._config,
-            max_model_len=self._max_model_len,
+            max_model_len=self._max_model_len + self._spare,
             dtype=self._dtype,
             seed=self._seed,
+            max_topk=self._max_topk,
             cpus=self._cpus,
             threads=max(1, len(self._cpus)),
             log_path=str(self._log_path.resolve()),
@@ -140,19 +159,46 @@ class VllmGenerator:
             return Generation(token_ids=[], logprobs=[], finish_reason="context", policy_version=self._version)
         self._meter.began(time.monotonic())
         try:
-            output = await self._run(llm, prompt_ids, _parameters(sampling, room, self._manifest), request_id)
+            output = await self._run(llm, prompt_ids, reply_parameters(sampling, room, self._end_ids), request_id)
         finally:
             self._meter.ended(time.monotonic())
-        generation = self._generation(output, cut_by_context=room < sampling.max_tokens)
+        generation = read_reply(output, version=self._version, cut_by_context=room < sampling.max_tokens)
         self._meter.generated(len(prompt_ids), generation)
         return generation
+
+    async def score(self, token_ids: Sequence[int], *, start: int, topk: int = 0, request_id: str) -> TokenScores:
+        """Logprobs of given tokens; see `Generator.score`. `topk` goes up to the constructor's `max_topk`."""
+        llm = self._usable()
+        refuse_impossible_score(
+            token_ids,
+            start=start,
+            topk=topk,
+            max_model_len=self._max_model_len - 1 + self._spare,
+            max_topk=self._max_topk,
+            request_id=request_id,
+        )
+        self._meter.began(time.monotonic())
+        try:
+            # A sequence that this engine has seen beyond `start`, as when a policy scores its own reply, has places
+            # cached whose logprobs are wanted. Such a one, and only such a one, is computed anew.
+            for reads_cache in (True, False):
+                asked = request_id if reads_cache else f"{request_id}-anew"
+                output = await self._run(llm, token_ids, scoring_parameters(topk, reads_cache), asked)
+                scores = read_scores(output, token_ids, start=start, topk=topk, version=self._version)
+                if scores is not None:
+                    break
+        finally:
+            self._meter.ended(time.monotonic())
+        if scores is None:
+            raise EngineFailed(f"vLLM left places of request {request_id} without a logprob")
+        self._meter.scored(len(token_ids), output.num_cached_tokens or 0)
+        return checked_scores(scores, count=len(token_ids) - start, topk=topk, engine=ENGINE, request_id=request_id)
 
     async def publish(self, arena: WeightArena, *, version: int) -> float:
         """Take every tensor of `arena`; see `Generator.publish`. The prefix cache is emptied with it."""
         if self._llm is None or self._manifest is None:
             raise EngineFailed("vLLM is not running", remedy="Start it first.")
-        if self._meter.running:
-            raise PublishFailed(f"{self._meter.running} requests are in flight; a publish needs none")
+        refuse_requests_in_flight(self._meter.running)
         started_s = time.monotonic()
         self._whole = False
         faults = self._manifest.faults(arena, dtype=self._dtype)
@@ -164,12 +210,7 @@ class VllmGenerator:
             if self._llm.errored:
                 raise self._died() from error
             faults = [_first_line(error)]
-        if faults:
-            raise PublishFailed(
-                f"vLLM did not become policy version {version}: {'; '.join(faults[:5])}"
-                + (f" and {len(faults) - 5} more" if len(faults) > 5 else ""),
-                remedy=f"Nothing is sampled until a publish succeeds; details in {self._log_path}.",
-            )
+        refuse_faults(faults, engine=ENGINE, version=version, log_path=self._log_path)
         self._version = version
         self._whole = True
         return time.monotonic() - started_s
@@ -202,11 +243,12 @@ class VllmGenerator:
             raise EngineFailed("vLLM is not running", remedy="Start it first.")
         if self._llm.errored:
             raise self._died()
-        if not self._whole:
-            raise EngineFailed(
-                "vLLM's weights are not whole since a publish failed", remedy="Publish a complete set of weights."
-            )
+        refuse_torn_weights(self._whole, engine=ENGINE)
         return self._llm
+
+    @property
+    def _end_ids(self) -> tuple[int, ...]:
+        return self._manifest.end_ids if self._manifest is not None else ()
 
     def _launch(self, start: VllmStart) -> None:
         # Assigned, not returned: exceptions that vLLM keeps hold on to this thread's frames, and with them to what
@@ -230,32 +272,6 @@ class VllmGenerator:
         if output is None:
             raise EngineFailed(f"vLLM gave no answer to request {request_id}")
         return output
-
-    def _generation(self, output: Any, *, cut_by_context: bool) -> Generation:
-        reply = output.outputs[0]
-        token_ids = list(reply.token_ids)
-        logprobs = [entry[token].logprob for entry, token in zip(reply.logprobs or [], token_ids, strict=True)]
-        if any(logprob != logprob or logprob == float("-inf") for logprob in logprobs):
-            raise EngineFailed(
-                f"vLLM sampled with a logprob that is not finite in request {output.request_id}",
-                remedy="The weights have most likely diverged; lower optim.lr and resume from a checkpoint.",
-            )
-        versions = {span.version for span in reply.weight_versions or []}
-        if token_ids and versions != {str(self._version)}:
-            raise EngineFailed(
-                f"request {output.request_id} was sampled by versions {sorted(versions)}, not by {self._version} alone",
-                remedy="Weights were published during generation; report it with the run folder.",
-            )
-        reason = reply.finish_reason
-        if reason not in ("stop", "length", "abort"):
-            raise EngineFailed(f"vLLM ended request {output.request_id} by {reason!r}")
-        return Generation(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason="context" if reason == "length" and cut_by_context else reason,
-            policy_version=self._version,
-            cached_tokens=output.num_cached_tokens or 0,
-        )
 
     async def _take(self, arena: dict[str, Any], version: int) -> list[str]:
         """Move the arena's weights into the engine; faults as sentences. Stays paused unless there are none."""
@@ -300,22 +316,6 @@ class VllmGenerator:
         if starting.done() and not starting.cancelled():
             starting.exception()  # looked at, so that asyncio does not report it as forgotten
         await self.close()
-
-
-def _parameters(sampling: Sampling, room: int, manifest: Manifest | None) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    # No per-request seed: with a chunked prefill it kills the engine on a CPU.
-    return SamplingParams(
-        temperature=sampling.temperature,
-        max_tokens=min(sampling.max_tokens, room),
-        stop=list(sampling.stop),
-        stop_token_ids=list(manifest.end_ids) if manifest else [],
-        logprobs=0,
-        detokenize=bool(sampling.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 def _init_request() -> Any:

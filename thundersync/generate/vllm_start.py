@@ -22,6 +22,8 @@ from thundersync.generate.vllm_names import EXTENSION, SETTINGS_KEY, SHM_BACKEND
 READY_LIMIT_S = 600
 # A multiple of 32 (CPU attention's unit), and as small as that allows: the prefix cache shares whole blocks.
 CPU_BLOCK_TOKENS = 32
+# vLLM's own default.
+VLLM_MAX_LOGPROBS = 20
 # The environment belongs to the whole process, so only one engine may start at a time.
 _environment_lock = threading.Lock()
 
@@ -34,6 +36,8 @@ class VllmSettings(Struct, frozen=True, kw_only=True):
     max_model_len: int
     dtype: str
     seed: int
+    max_topk: int
+    """Alternatives per token that a score may ask for."""
     cpus: Sequence[int]
     threads: int
     log_path: str
@@ -144,6 +148,8 @@ def _environment(settings: VllmSettings) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_RPC_BASE_PATH": settings.folder,
+        # The context is one token longer than what is computed, see `VllmGenerator`.
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_LIMIT_S),
         # Before torch is imported: later vLLM's CPU worker forbids changing it, and all cores would spin.
         "OMP_NUM_THREADS": str(settings.threads),
@@ -166,6 +172,7 @@ def _arguments(settings: VllmSettings, on_cpu: bool) -> dict[str, Any]:
         "dtype": settings.dtype,
         "seed": settings.seed,
         "max_model_len": settings.max_model_len,
+        "max_logprobs": max(settings.max_topk, VLLM_MAX_LOGPROBS),
         "max_num_seqs": engine.max_num_seqs,
         "tensor_parallel_size": engine.tensor_parallel_size,
         "enforce_eager": engine.enforce_eager,

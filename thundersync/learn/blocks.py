@@ -21,7 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, PreTrainedModel
 
 from thundersync.errors import ThundersyncError
-from thundersync.learn.logprobs import token_logprobs
+from thundersync.learn.head import Head
 
 ATTENTION = "thundersync_blocks"
 NO_LABEL = -1
@@ -56,57 +56,75 @@ class Block:
         self.start = sum(ancestor.tokens.shape[1] for ancestor in self.ancestors)
         self.fresh: KeyValues = {}
         self.proxies: KeyValues = {}
+        self.recording = False
 
-    def forward(self, *, temperature: float = 1.0) -> Tensor:
-        """Logprobs [N] of the labels in row-major order, with a graph if gradients are on."""
+    def forward(self, head: Head | None = None) -> list[Tensor]:
+        """What `head` makes of the labelled positions, values [N] each in row-major order, with a graph if gradients
+        are on; nothing without a head."""
         length = self.tokens.shape[1]
         positions = torch.arange(self.start, self.start + length, device=self.tokens.device)[None]
         self.fresh = {}
+        self.recording = True
         # A model that cannot be cut keeps its own attention, and its blocks have no ancestors and no children.
         cut = self._model.config._attn_implementation == ATTENTION
         context = {"block": self} if cut else {}
         hidden = self._model.model(
             input_ids=self.tokens, position_ids=positions, use_cache=False, **context
         ).last_hidden_state
+        self.recording = False  # what activation checkpointing runs again in the backward is not new
         if cut and len(self.fresh) != self._model.config.get_text_config().num_hidden_layers:
             raise Unsplittable("not every layer of the model is an attention layer that a block can read")
+        if head is None:
+            return []
         at = self.labels != NO_LABEL
-        return token_logprobs(self._model, hidden[at], self.labels[at], temperature=temperature)
+        return head(hidden[at], self.labels[at])
 
     @torch.no_grad()
     def open(self) -> None:
-        """Run once without a graph and publish keys and values for children (float32 leaves)."""
+        """Run once without a graph and publish keys and values for children."""
         self.forward()
+        self.publish()
+        self.fresh = {}
+
+    def publish(self) -> None:
+        """Let children attend to this forward's keys and values, through float32 leaves."""
         self.proxies = {
             layer: (k.detach().float().requires_grad_(), v.detach().float().requires_grad_())
             for layer, (k, v) in self.fresh.items()
         }
-        self.fresh = {}
 
-    def backward(self, logprobs: Tensor, weights: Tensor, adjoint: Sequence[Tensor] = ()) -> None:
-        """One reverse pass: d/d(parameters and ancestors) of sum(weights x logprobs) + <adjoint, own K/V>.
+    def backward(
+        self,
+        values: Sequence[Tensor],
+        weights: Sequence[Tensor | None],
+        adjoint: Sequence[Tensor] = (),
+        *,
+        keep_graph: bool = False,
+    ) -> None:
+        """One reverse pass: d/d(parameters and ancestors) of sum(weights x values) + <adjoint, own K/V>.
 
-        `weights` [N] on this forward's `logprobs`; `adjoint` as `take_adjoint` gave it, or empty for a leaf.
+        `values` as this forward gave them and `weights` [N] on each (None: no weight); `adjoint` as `take_adjoint`
+        gave it, or empty for a leaf. `keep_graph` leaves the forward for another backward.
         """
-        outputs: list[Tensor] = []
-        cotangents: list[Tensor] = []
-        if logprobs.numel():
-            outputs.append(logprobs)
-            cotangents.append(weights.to(logprobs))
-        for output, cotangent in zip(self._own_keys_and_values() if adjoint else (), adjoint, strict=True):
-            outputs.append(output)
-            cotangents.append(cotangent.to(output))
-        self.fresh = {}
-        if outputs:
-            torch.autograd.backward(outputs, cotangents)
+        pairs = [(value, weight.to(value)) for value, weight in zip(values, weights, strict=True) if weight is not None]
+        own = self._own_keys_and_values() if adjoint else []
+        pairs += [(output, cotangent.to(output)) for output, cotangent in zip(own, adjoint, strict=True)]
+        if not keep_graph:
+            self.fresh = {}
+        if pairs := [(output, cotangent) for output, cotangent in pairs if output.numel()]:
+            outputs, cotangents = zip(*pairs, strict=True)
+            torch.autograd.backward(outputs, cotangents, retain_graph=keep_graph)
+
+    def leaves(self) -> list[Tensor]:
+        """The published keys and values, in K, V order per layer."""
+        return [proxy for pair in self.proxies.values() for proxy in pair]
 
     def take_adjoint(self) -> list[Tensor]:
         """What children's backwards left on the proxies since the last call (float32), in K, V order per layer."""
         adjoint = []
-        for pair in self.proxies.values():
-            for proxy in pair:
-                adjoint.append(torch.zeros_like(proxy) if proxy.grad is None else proxy.grad)
-                proxy.grad = None
+        for leaf in self.leaves():
+            adjoint.append(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            leaf.grad = None
         return adjoint
 
     def _own_keys_and_values(self) -> list[Tensor]:
@@ -133,7 +151,8 @@ def _attend(
     if window and window < block.start + block.tokens.shape[1]:
         raise Unsplittable(f"a sliding window of {window} tokens is shorter than the sequence")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    block.fresh[layer] = (key, value)
+    if block.recording:
+        block.fresh[layer] = (key, value)
     rows = query.shape[0]
     past = [a.proxies[layer] for a in block.ancestors]
     keys = torch.cat([*(_rows(k, rows, key) for k, _ in past), key], dim=2) if past else key

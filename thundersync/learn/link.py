@@ -46,6 +46,8 @@ class WorkerLink:
         self._peer = b""
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self.waiting = 0
+        """Calls that are answered or wait for their turn."""
         self._number = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(m.AnyReply)
@@ -79,6 +81,13 @@ class WorkerLink:
 
     async def call(self, request: m.AnyRequest, expected: type[R], *, limit_s: float) -> R:
         """Send `request`, wait for its reply. Raises WorkerLost when the worker dies, breaks, or exceeds `limit_s`."""
+        self.waiting += 1
+        try:
+            return await self._call(request, expected, limit_s)
+        finally:
+            self.waiting -= 1
+
+    async def _call(self, request: m.AnyRequest, expected: type[R], limit_s: float) -> R:
         async with self._turn:
             self._busy_since_s = began_s = time.monotonic()
             self._number += 1

@@ -1,14 +1,36 @@
 """What the coordinator and a trainer worker say to each other. Frozen structs, msgpack on the wire.
 
-A worker answers requests one by one, in order: a group's close is therefore always after its passes.
+A worker answers requests one by one, in order: a cohort's close is therefore always after its passes.
 """
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from thundersync.core.advantage import JoinScalars
+from thundersync.core.objective import TermSums
 from thundersync.generate.base import WeightArena
+from thundersync.learn.settings import LoraSettings, OptimSettings
+
+Mismatch: TypeAlias = Literal["none", "tis", "icepop", "seq_mask"]
+Schedule: TypeAlias = Literal["immediate", "forward"]
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What a token's gradient is made of; how much of each is in the rows."""
+
+    temperature: float = 1.0
+    mismatch: Mismatch = "none"
+    """Correction of the engine's sampling probabilities by the ratio trainer / engine."""
+    mismatch_low: float = 0.0
+    mismatch_high: float = 2.0
+    kl: Literal["", "k1", "k2", "k3"] = ""
+    """To the reference; k1 is only measured (it shifts rewards), k2 and k3 have gradients."""
+    entropy: bool = False
+    divergence: Literal["", "reverse", "forward", "mixed"] = ""
+    """From the teacher's distribution; empty: of the sampled token alone, from the rows' teacher logprobs."""
+    mix: float = 0.5
+    sums: TermSums = TermSums()
 
 
 class Request(Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -22,68 +44,130 @@ class Setup(Request, frozen=True, kw_only=True, tag="setup"):
     dtype: str
     max_model_len: int
     arena_path: str
-    """Shared-memory file this worker creates and publishes weights in."""
+    """Shared-memory file that rank 0 creates and publishes weights in."""
     cpus: list[int]
     device: str
-    temperature: float
-    importance_cap: float | None
-    """Cap of the truncated importance weight; None = no correction of the engine's probabilities."""
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    max_grad_norm: float
-    scheduler: str
-    warmup_steps: int
-    max_steps: int
+    terms: Terms
+    optim: OptimSettings
+    lora: LoraSettings | None = None
+    reference_path: str = ""
+    """Of a full fine-tuning's KL term; with an adapter, the policy without it is the reference."""
+    teacher_path: str = ""
+    """A frozen teacher of which the whole vocabulary counts: held here."""
+    activation_checkpointing: bool = False
+    resident_parts: int = 1_000_000
+    """Parts kept on the device; more of them go to host memory."""
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+    rendezvous: str = ""
+    """File through which the workers find each other."""
+    timeout_s: float = 3600.0
+    """Of a collective operation: how long a worker waits for the others."""
     checkpoint: str = ""
 
 
 class OpenStep(Request, frozen=True, kw_only=True, tag="open_step"):
-    """A new step: its sum is zero, and all its prompts begin with `prefix` (may be empty)."""
+    """A new step: its sums are zero, and all its prompts begin with `prefix` (may be empty)."""
 
     prefix: list[int]
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One token sequence of a piece, whole, prompt included. Lists have length T."""
+    """One token sequence of a piece, whole, prompt included. Lists have length T unless said."""
 
     token_ids: list[int]
     sampled: list[bool]
     logprobs: list[float]
     """The engine's, for the importance weight and the mismatch metric."""
-    weight: float
-    """On each sampled token: length normalisation, times the advantage if that is known."""
+    policy: float = 0.0
+    """Weight of each sampled token's policy gradient: length normalisation, times the advantage if that is known."""
+    kl: float = 0.0
+    entropy: float = 0.0
+    teacher: float = 0.0
+    """Weights of the other terms, coefficient and length normalisation together."""
+    teacher_logprobs: list[float] = []
+    """The teacher's, of each sampled token; 0.0 elsewhere. Empty without a teacher, or where it is held here."""
+    top_ids: list[list[int]] = []
+    top_logprobs: list[list[float]] = []
+    """[S][k]: the teacher's best tokens where the row's S sampled tokens stand, in order."""
 
 
 class RunPass(Request, frozen=True, kw_only=True, tag="run_pass"):
     """One forward and backward over rows of one group."""
 
     group_id: str
+    cohort_id: str
     prompt: list[int]
     """The group's common prompt: rows that begin with it share its block."""
     rows: list[Row]
     direct: bool
-    """True: into the step's sum, the advantage is in the weights. False: into the group's parts for `reward`."""
-    reward: float
-    base: float
+    """True: into the step's sums, the advantage is in the weights. False: the policy term goes into the cohort's parts
+    for `reward`."""
+    reward: float = 0.0
+    base: float = 0.0
 
 
-class CloseGroup(Request, frozen=True, kw_only=True, tag="close_group"):
-    """Join the group's parts into the step's sum (None: throw them away), then pull its prompt."""
+class RunTurns(Request, frozen=True, kw_only=True, tag="run_turns"):
+    """The next turns of a rollout, teacher scores known: `row` is its sequence up to now, `sampled` marks only what
+    these turns sampled. `immediate`: their own backward now; `forward`: their forward, and one sweep at the end."""
 
+    branch_id: str
     group_id: str
+    prompt: list[int]
+    row: Row
+    schedule: Schedule
+
+
+class CloseBranch(Request, frozen=True, kw_only=True, tag="close_branch"):
+    """The rollout has no more turns: sweep what its later turns owe its earlier ones."""
+
+    branch_id: str
+    group_id: str
+
+
+class CloseCohort(Request, frozen=True, kw_only=True, tag="close_cohort"):
+    """Join the cohort's parts into the step's first sum (None: throw them away), then pull its groups' prompts."""
+
+    cohort_id: str
+    groups: list[str]
     join: JoinScalars | None
 
 
 class Commit(Request, frozen=True, kw_only=True, tag="commit"):
-    """The one optimizer step: minimised loss = -scale x (the step's sum). Then write the arena."""
+    """The one optimizer step: minimised loss = -(the scaled sums), over all workers. Then write the arena."""
 
-    scale: float
+    scales: list[float]
 
 
 class Discard(Request, frozen=True, kw_only=True, tag="discard"):
     """End the step without an optimizer step."""
+
+
+class ReferencePiece(Struct, frozen=True, kw_only=True):
+    """A rollout for the one-piece reference: all coefficients final, nothing shared, nothing streamed."""
+
+    rollout_id: str
+    rows: list[Row]
+
+
+class Reference(Request, frozen=True, kw_only=True, tag="reference"):
+    """Compute the textbook gradient of these pieces in one piece and keep it; each worker may get a share of them."""
+
+    pieces: list[ReferencePiece]
+    scales: list[float]
+
+
+class Compare(Request, frozen=True, kw_only=True, tag="compare"):
+    """The step's streamed gradient, summed over workers, against the reference; changes nothing."""
+
+    scales: list[float]
+
+
+class MeasureKl(Request, frozen=True, kw_only=True, tag="measure_kl"):
+    """Sum over sampled tokens of policy minus reference logprob, per row: k1, for the reward."""
+
+    rows: list[Row]
 
 
 class Score(Request, frozen=True, kw_only=True, tag="score"):
@@ -93,7 +177,7 @@ class Score(Request, frozen=True, kw_only=True, tag="score"):
 
 
 class Save(Request, frozen=True, kw_only=True, tag="save"):
-    """Write the model (HF format) and the optimizer's state into the folder `path`."""
+    """Write this worker's share of a checkpoint into the folder `path`."""
 
     path: str
 
@@ -102,7 +186,22 @@ class Stop(Request, frozen=True, kw_only=True, tag="stop"):
     """End the process."""
 
 
-AnyRequest: TypeAlias = Setup | OpenStep | RunPass | CloseGroup | Commit | Discard | Score | Save | Stop
+AnyRequest: TypeAlias = (
+    Setup
+    | OpenStep
+    | RunPass
+    | RunTurns
+    | CloseBranch
+    | CloseCohort
+    | Commit
+    | Discard
+    | Reference
+    | Compare
+    | MeasureKl
+    | Score
+    | Save
+    | Stop
+)
 
 
 class Reply(Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -111,9 +210,11 @@ class Reply(Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 class Ready(Reply, frozen=True, kw_only=True, tag="ready"):
     parameters: int
+    """Trainable ones: a part is 4 bytes each."""
     shares_prompts: bool
     """False: the model cannot be cut into blocks, so each row runs whole (exact, only slower)."""
-    arena: WeightArena
+    arena: WeightArena | None
+    """Of rank 0."""
     device: str
 
 
@@ -121,13 +222,21 @@ class PassReport(Reply, frozen=True, kw_only=True, tag="pass_report"):
     """Sums over the pass; `mismatch` is |trainer - engine logprob| in nats."""
 
     busy_s: float
-    tokens: int
-    sampled_tokens: int
-    mismatch_sum: float
-    mismatch_max: float
-    importance_capped: int
-    parts: int
+    tokens: int = 0
+    sampled_tokens: int = 0
+    mismatch_sum: float = 0.0
+    mismatch_max: float = 0.0
+    corrected: int = 0
+    """Tokens whose importance weight was cut or set to zero."""
+    kl_sum: float = 0.0
+    """Over sampled tokens, of the estimator that is used (k2 or k3), in nats."""
+    entropy_sum: float = 0.0
+    divergence_sum: float = 0.0
+    """From the teacher, over sampled tokens, in nats: of the distribution, or log policy - log teacher."""
+    parts: int = 0
     """Gradient parts this worker holds now."""
+    bad_rows: list[int] = []
+    """Rows with a value that is not finite: the pass was not added, the step cannot be committed."""
 
 
 class Done(Reply, frozen=True, kw_only=True, tag="done"):
@@ -142,12 +251,22 @@ class Committed(Reply, frozen=True, kw_only=True, tag="committed"):
     lr: float
     busy_s: float
     memory_peak_gib: float
-    arena: WeightArena
+    arena: WeightArena | None
+
+
+class Comparison(Reply, frozen=True, kw_only=True, tag="comparison"):
+    relative_l2: float
+    """|streamed - reference| / |reference| over all trainable parameters."""
+    worst: float
+    """The largest, over tensors, of max |difference| / max |reference|."""
+    worst_name: str
+    norm: float
+    """Of the reference."""
 
 
 class Scores(Reply, frozen=True, kw_only=True, tag="scores"):
     logprobs: list[float]
-    """[T - 1]: of token 1 given token 0, and so on."""
+    """[T - 1]: of token 1 given token 0, and so on. For MeasureKl: one sum per row."""
 
 
 class NotSaved(Reply, frozen=True, kw_only=True, tag="not_saved"):
@@ -163,4 +282,4 @@ class Broken(Reply, frozen=True, kw_only=True, tag="broken"):
     traceback: str
 
 
-AnyReply: TypeAlias = Ready | PassReport | Done | Committed | Scores | NotSaved | Broken
+AnyReply: TypeAlias = Ready | PassReport | Done | Committed | Comparison | Scores | NotSaved | Broken

@@ -1,52 +1,85 @@
-"""The gradient parts of open groups: what a backward leaves behind before the group's statistics are known.
+"""The gradient parts of open cohorts: what a backward leaves behind before its advantage is known.
 
-An open group keeps one part per distinct reward value; when a third value lands they are folded into two, the plain
+An open cohort keeps one part per distinct reward value; when a third value lands they are folded into two, the plain
 part (sum of g) and the reward part (sum of (r - base) g). Either way one scalar per part joins them at close. A part
-covers the parameters and the adjoints on the prompt's keys and values. Parts are float32 whatever the model's dtype.
+covers the parameters and the adjoints on the prompts' keys and values. Parts are float32 whatever the model's dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from thundersync.core.advantage import JoinScalars
 
-
-class PartPool:
-    """Flat float32 buffers [P], made once and lent again: a group's close costs no allocation."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._size, self._device = size, device
-        self._free: list[Tensor] = []
-        self.lent = 0
-
-    def take(self) -> Tensor:
-        self.lent += 1
-        if self._free:
-            return self._free.pop().zero_()
-        return torch.zeros(self._size, dtype=torch.float32, device=self._device)
-
-    def give(self, buffer: Tensor) -> None:
-        self.lent -= 1
-        self._free.append(buffer)
+Adjoint = list[Tensor]
 
 
 class Part:
-    """One running sum: parameters [P] and, once a backward reached the prompt, adjoints on its keys and values."""
+    """One running sum: parameters [P] and, by group, adjoints on the prompt's keys and values."""
 
-    def __init__(self, buffer: Tensor) -> None:
-        self.buffer = buffer
-        self.adjoint: list[Tensor] = []
+    def __init__(self, home: Tensor, *, spilled: bool) -> None:
+        self.home, self.spilled = home, spilled
+        """`home` is on the device, or in host memory for a spilled part."""
+        self.adjoints: dict[str, Adjoint] = {}
 
-    def add_adjoint(self, adjoint: Sequence[Tensor], weight: float) -> None:
-        self.adjoint = add_scaled(self.adjoint, adjoint, weight)
+    def add_adjoint(self, group_id: str, adjoint: Sequence[Tensor], weight: float) -> None:
+        self.adjoints[group_id] = add_scaled(self.adjoints.get(group_id, []), adjoint, weight)
 
 
-class GroupParts:
-    """The parts of one open group."""
+class PartPool:
+    """Flat float32 buffers [P], made once and lent again: a close costs no allocation.
+
+    `resident` of them live on the device; what is lent beyond that lives in (pinned) host memory and visits the
+    device for the passes that add to it.
+    """
+
+    def __init__(self, size: int, device: torch.device, *, resident: int = 1_000_000) -> None:
+        self._size, self._device, self._resident = size, device, resident
+        self._visits: list[Tensor] = []
+        self._here: list[Tensor] = []
+        self._away: list[Tensor] = []
+        """Free buffers on the device and in host memory."""
+        self.lent = 0
+        self._lent_here = 0
+
+    def take(self) -> Part:
+        spilled = self._lent_here == self._resident
+        self.lent += 1
+        self._lent_here += not spilled
+        free = self._away if spilled else self._here
+        return Part(free.pop().zero_() if free else self._new(spilled=spilled), spilled=spilled)
+
+    def give(self, part: Part) -> None:
+        self.lent -= 1
+        self._lent_here -= not part.spilled
+        (self._away if part.spilled else self._here).append(part.home)
+
+    @contextmanager
+    def on_device(self, parts: Sequence[Part]) -> Iterator[list[Tensor]]:
+        """The parts' sums [P] on the device, to be added to; a spilled part's goes home afterwards."""
+        here = [self._visit(part) if part.spilled else part.home for part in parts]
+        yield here
+        for part, buffer in zip(parts, here, strict=True):
+            if part.spilled:
+                part.home.copy_(buffer)
+                self._visits.append(buffer)
+
+    def _visit(self, part: Part) -> Tensor:
+        buffer = self._visits.pop() if self._visits else self._new(spilled=False)
+        return buffer.copy_(part.home, non_blocking=True)
+
+    def _new(self, *, spilled: bool) -> Tensor:
+        if spilled:
+            return torch.zeros(self._size, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        return torch.zeros(self._size, dtype=torch.float32, device=self._device)
+
+
+class CohortParts:
+    """The parts of one open cohort."""
 
     def __init__(self, pool: PartPool, base: float) -> None:
         self._pool = pool
@@ -59,7 +92,7 @@ class GroupParts:
         """Where the gradient of a member with this reward goes, and with which weight."""
         if self._folded is None and reward not in self._values:
             if len(self._values) < 2:
-                self._values[reward] = Part(self._pool.take())
+                self._values[reward] = self._pool.take()
             else:
                 self._fold()
         if self._folded is None:
@@ -67,19 +100,21 @@ class GroupParts:
         plain, rewarded = self._folded
         return [(plain, 1.0)] if reward == self._base else [(plain, 1.0), (rewarded, reward - self._base)]
 
-    def join(self, scalars: JoinScalars | None, total: Tensor) -> list[Tensor]:
-        """Add the group's gradient to `total` [P], return the buffers; gives the joined prompt adjoint.
+    def join(self, scalars: JoinScalars | None, total: Tensor) -> dict[str, Adjoint]:
+        """Add the cohort's gradient to `total` [P], return the buffers; gives each group's joined prompt adjoint.
 
-        None throws the parts away: a flat or dropped group contributes exactly nothing.
+        None throws the parts away: a flat or dropped cohort contributes exactly nothing.
         """
-        adjoint: list[Tensor] = []
+        adjoints: dict[str, Adjoint] = {}
         for part, coefficient in self._coefficients(scalars):
             if coefficient != 0.0:
-                total.add_(part.buffer, alpha=coefficient)
-                adjoint = add_scaled(adjoint, part.adjoint, coefficient)
-            self._pool.give(part.buffer)
+                with self._pool.on_device([part]) as (buffer,):
+                    total.add_(buffer, alpha=coefficient)
+                for group_id, adjoint in part.adjoints.items():
+                    adjoints[group_id] = add_scaled(adjoints.get(group_id, []), adjoint, coefficient)
+            self._pool.give(part)
         self._values, self._folded = {}, None
-        return adjoint
+        return adjoints
 
     def _coefficients(self, scalars: JoinScalars | None) -> list[tuple[Part, float]]:
         if self._folded is not None:
@@ -93,14 +128,18 @@ class GroupParts:
     def _fold(self) -> None:
         (v1, plain), (v2, rewarded) = self._values.items()
         # plain = B1 + B2; reward part = (v1 - b) B1 + (v2 - b) B2 = (v2 - v1) B2 + (v1 - b) plain: no third buffer.
-        plain.buffer.add_(rewarded.buffer)
-        rewarded.buffer.mul_(v2 - v1).add_(plain.buffer, alpha=v1 - self._base)
-        plain.add_adjoint(rewarded.adjoint, 1.0)
-        rewarded.adjoint = add_scaled([t * (v2 - v1) for t in rewarded.adjoint], plain.adjoint, v1 - self._base)
+        with self._pool.on_device([plain, rewarded]) as (first, second):
+            first.add_(second)
+            second.mul_(v2 - v1).add_(first, alpha=v1 - self._base)
+        for group_id, adjoint in rewarded.adjoints.items():
+            plain.add_adjoint(group_id, adjoint, 1.0)
+            rewarded.adjoints[group_id] = [tensor * (v2 - v1) for tensor in adjoint]
+        for group_id, adjoint in plain.adjoints.items():
+            rewarded.add_adjoint(group_id, adjoint, v1 - self._base)
         self._folded, self._values = (plain, rewarded), {}
 
 
-def add_scaled(total: list[Tensor], terms: Sequence[Tensor], weight: float) -> list[Tensor]:
+def add_scaled(total: Adjoint, terms: Sequence[Tensor], weight: float) -> Adjoint:
     """total + weight x terms, in place where `total` has tensors; an empty list stands for zero on either side."""
     if not terms:
         return total

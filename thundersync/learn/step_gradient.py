@@ -1,37 +1,58 @@
-"""The gradient of one step, as it grows: the step's sum, the parts of open groups, and the shared prompts.
+"""The gradient of one step, as it grows: the step's sums, the parts of open cohorts, and the shared prompts.
 
-step prefix (root of all) -> group prompt -> rows of a pass. Children are pulled first: rows in their passes, a
-group's prompt at its close, the step's prefix at commit; each once. Knows nothing of rewards beyond the numbers it
-is given, nothing of optimizers.
+step prefix (root of all) -> group prompt -> rows of a pass, or turns of a rollout. Children are pulled first: rows in
+their passes, a group's prompt at its close, the step's prefix at commit; each once. Knows nothing of rewards beyond
+the numbers it is given, nothing of optimizers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from thundersync.core.advantage import JoinScalars
 from thundersync.learn.blocks import NO_LABEL, Block
+from thundersync.learn.branch import Branch
 from thundersync.learn.flat import FlatParameters, GradientSink
-from thundersync.learn.messages import PassReport, Row, RunPass
-from thundersync.learn.parts import GroupParts, PartPool, add_scaled
+from thundersync.learn.frozen import FrozenModels
+from thundersync.learn.head import Head
+from thundersync.learn.messages import PassReport, Row, RunPass, RunTurns, Terms
+from thundersync.learn.parts import Adjoint, CohortParts, PartPool, add_scaled
+from thundersync.learn.terms import Batch, Weighed, batch, weigh, without_last
+
+
+class StepSum:
+    """A sum of the step [P], in ascent direction, and what its passes owe the step's prefix."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+        self.prefix_adjoint: Adjoint = []
+
+    def reset(self) -> None:
+        self.total.zero_()
+        self.prefix_adjoint = []
 
 
 class OpenGroup:
-    """A group's prompt block, its parts, and the prompt adjoint whose weight is already known."""
+    """A group's prompt blocks, and what is owed to them under weights that are known, per step sum."""
 
-    def __init__(self, prompt: list[int], ancestors: list[Block], parts: GroupParts) -> None:
+    def __init__(self, prompt: list[int], ancestors: list[Block]) -> None:
         self.ancestors = ancestors
         """Blocks whose K/V the rows attend to: the step's prefix, the rest of the prompt; either may be missing."""
-        self.parts = parts
-        self.known_adjoint: list[Tensor] = []
-
+        self.owed: dict[int, Adjoint] = {}
         self.shared_tokens = sum(block.tokens.shape[1] for block in ancestors)
         self.shared = prompt[: self.shared_tokens]
+
+    def take_adjoint(self) -> Adjoint:
+        """What the last backward left on the prompt's keys and values, the step's prefix first; empty for nothing."""
+        if not any(proxy.grad is not None for block in self.ancestors for proxy in block.leaves()):
+            return []
+        return [tensor for block in self.ancestors for tensor in block.take_adjoint()]
 
 
 class StepGradient:
@@ -41,23 +62,23 @@ class StepGradient:
         self,
         policy: Any,
         flat: FlatParameters,
+        terms: Terms,
         *,
-        temperature: float,
-        importance_cap: float | None,
         shares_prompts: bool,
+        frozen: FrozenModels,
+        resident_parts: int = 1_000_000,
     ) -> None:
-        self._policy = policy
-        self._flat = flat
+        self._policy, self._flat, self._terms = policy, flat, terms
+        self._frozen = frozen
         self._sink = GradientSink(flat)
-        self._pool = PartPool(flat.size, flat.device)
-        self._temperature = temperature
-        self._importance_cap = importance_cap
+        self._pool = PartPool(flat.size, flat.device, resident=resident_parts)
         self._shares_prompts = shares_prompts
-        self._total = flat.zeros()
-        """The step's sum: ascent direction, advantage x gradient of logprob."""
+        self._sums = [StepSum(flat.zeros()) for _ in range(terms.sums.count)]
         self._prefix: Block | None = None
-        self._prefix_adjoint: list[Tensor] = []
         self._groups: dict[str, OpenGroup] = {}
+        self._parts: dict[str, CohortParts] = {}
+        self._branches: dict[str, Branch] = {}
+        self._finished = False
 
     def open(self, prefix: Sequence[int]) -> None:
         """Begin a step whose prompts all start with `prefix`."""
@@ -67,72 +88,91 @@ class StepGradient:
             self._prefix.open()
 
     def run(self, request: RunPass) -> PassReport:
-        """One forward and backward over the rows of a pass."""
+        """One forward over the rows of a pass, and one backward for each destination of their terms."""
         began = time.monotonic()
-        group = self._group(request)
-        if request.direct:
-            destinations, targets = [], [(self._total, 1.0)]
-        else:
-            destinations = group.parts.targets(request.reward)
-            targets = [(part.buffer, weight) for part, weight in destinations]
-        shared: list[Row] = []
-        alone: list[Row] = []
-        for row in request.rows:
-            (shared if row.token_ids[: group.shared_tokens] == group.shared else alone).append(row)
-        mismatch: list[Tensor] = []
-        with self._sink.into(targets):
-            if shared:
-                mismatch.append(self._backward(shared, group.ancestors, group.shared_tokens))
-            # A row whose history was rewritten does not begin with the prompt: it runs whole.
-            mismatch.extend(self._backward([row], [], 0) for row in alone)
-        if group.ancestors and shared:
-            adjoint = [tensor for block in group.ancestors for tensor in block.take_adjoint()]
-            if request.direct:
-                group.known_adjoint = add_scaled(group.known_adjoint, adjoint, 1.0)
-            for part, weight in destinations:
-                part.add_adjoint(adjoint, weight)
-        difference = torch.cat(mismatch)
-        cap = self._importance_cap
-        return PassReport(
-            busy_s=time.monotonic() - began,
-            tokens=sum(len(row.token_ids) for row in request.rows) - len(shared) * group.shared_tokens,
-            sampled_tokens=difference.numel(),
-            mismatch_sum=float(difference.abs().sum()),
-            mismatch_max=float(difference.abs().max()) if difference.numel() else 0.0,
-            importance_capped=int((difference.exp() > cap).sum()) if cap is not None else 0,
-            parts=self._pool.lent,
+        group = self._group(request.group_id, request.prompt)
+        shared = [i for i, row in enumerate(request.rows) if row.token_ids[: group.shared_tokens] == group.shared]
+        # A row whose history was rewritten does not begin with the prompt: it runs whole.
+        batches = [*([shared] if shared else []), *([i] for i in range(len(request.rows)) if i not in shared)]
+        report = PassReport(busy_s=0.0)
+        for chosen in batches:
+            ancestors, skip = (group.ancestors, group.shared_tokens) if chosen is shared else ([], 0)
+            rows = batch([request.rows[i] for i in chosen], skip, self._flat.device)
+            block = Block(self._policy, rows.tokens, rows.labels, ancestors[-1] if ancestors else None)
+            values, weighed = self._forward(block, rows, [request.rows[i] for i in chosen])
+            if bad := _not_finite(values, weighed, rows):
+                return replace(report, busy_s=time.monotonic() - began, bad_rows=[chosen[i] for i in bad])
+            self._backward(block, values, weighed, request, group)
+            report = _add_measures(report, weighed, rows)
+        return replace(report, busy_s=time.monotonic() - began, parts=self._pool.lent)
+
+    def run_turns(self, request: RunTurns) -> PassReport:
+        """Take a rollout's next turns into its branch; all their coefficients are known."""
+        began = time.monotonic()
+        branch = self._branches.get(request.branch_id)
+        if branch is None:
+            group = self._group(request.group_id, request.prompt)
+            shared = request.row.token_ids[: group.shared_tokens] == group.shared
+            branch = self._branches[request.branch_id] = Branch(self._policy, group.ancestors if shared else [])
+        # The last token predicts nothing yet: it belongs to the next turn's block.
+        rows = without_last(batch([request.row], branch.tokens, self._flat.device))
+        block = branch.grow(rows.tokens, rows.labels)
+        values, weighed = self._forward(block, rows, [request.row])
+        if _not_finite(values, weighed, rows):
+            return PassReport(busy_s=time.monotonic() - began, bad_rows=[0])
+        branch.take(block, values, weighed.known[0], keep=request.schedule == "forward", into=self._into)
+        self._owe(self._groups[request.group_id], 0)
+        return replace(
+            _add_measures(PassReport(busy_s=0.0), weighed, rows), busy_s=time.monotonic() - began, parts=self._pool.lent
         )
 
-    def close_group(self, group_id: str, join: JoinScalars | None) -> None:
-        """Join the group's parts into the step's sum, then pull its prompt: the last thing done for the group."""
-        group = self._groups.pop(group_id, None)
-        if group is None:
-            return  # none of its pieces was worked here
-        adjoint = add_scaled(group.parts.join(join, self._total), group.known_adjoint, 1.0)
-        if not adjoint:
-            return
-        split = 2 * len(self._prefix.proxies) if self._prefix is not None else 0
-        self._prefix_adjoint = add_scaled(self._prefix_adjoint, adjoint[:split], 1.0)
-        own = [block for block in group.ancestors if block is not self._prefix]
-        for block in own:
-            self._pull(block, adjoint[split:])
-        if own and self._prefix is not None:
-            self._prefix_adjoint = add_scaled(self._prefix_adjoint, self._prefix.take_adjoint(), 1.0)
+    def close_branch(self, branch_id: str, group_id: str) -> None:
+        """A rollout has no more turns: one sweep from its last block to its first."""
+        self._branches.pop(branch_id).sweep(self._into)
+        self._owe(self._groups[group_id], 0)
 
-    def finish(self, scale: float) -> Tensor:
-        """Pull the step's prefix and give the gradient of the minimised loss, [P] float32: -scale x the sum."""
-        if self._groups:
-            raise RuntimeError(f"groups are still open at commit: {sorted(self._groups)}")
-        if self._prefix is not None and self._prefix_adjoint:
-            self._pull(self._prefix, self._prefix_adjoint)
-        return self._total.mul_(-scale)
+    def close_cohort(self, cohort_id: str, groups: Sequence[str], join: JoinScalars | None) -> None:
+        """Join the cohort's parts into the first sum, then pull its groups' prompts: the last thing done for them."""
+        parts = self._parts.pop(cohort_id, None)
+        joined = parts.join(join, self._sums[0].total) if parts is not None else {}
+        for group_id in groups:
+            group = self._groups.pop(group_id, None)
+            if group is None:
+                continue  # none of its pieces was worked here
+            group.owed[0] = add_scaled(group.owed.get(0, []), joined.get(group_id, []), 1.0)
+            for index, adjoint in group.owed.items():
+                if adjoint:
+                    self._pull_prompt(group, adjoint, index)
+
+    def finish(self, scales: Sequence[float]) -> Tensor:
+        """Pull the step's prefix and give the gradient of the minimised loss, [P] float32: minus the scaled sums.
+
+        The sums are used up; a second call gives the same tensor again.
+        """
+        first = self._sums[0]
+        if self._finished:
+            return first.total
+        if self._groups or self._branches:
+            raise RuntimeError(f"still open at commit: {sorted([*self._groups, *self._branches])}")
+        adjoint: Adjoint = []
+        for step_sum, scale in zip(self._sums, scales, strict=True):
+            adjoint = add_scaled(adjoint, step_sum.prefix_adjoint, -scale)
+        first.total.mul_(-scales[0])
+        for step_sum, scale in zip(self._sums[1:], scales[1:], strict=True):
+            first.total.add_(step_sum.total, alpha=-scale)
+        if self._prefix is not None and adjoint:
+            self._pull(self._prefix, adjoint, 0)
+        self._finished = True
+        return first.total
 
     def discard(self) -> None:
         """Forget the step."""
-        for group in self._groups.values():
-            group.parts.join(None, self._total)
-        self._groups, self._prefix, self._prefix_adjoint = {}, None, []
-        self._total.zero_()
+        for parts in self._parts.values():
+            parts.join(None, self._sums[0].total)
+        self._groups, self._parts, self._branches, self._prefix = {}, {}, {}, None
+        for step_sum in self._sums:
+            step_sum.reset()
+        self._finished = False
 
     @torch.no_grad()
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -140,10 +180,77 @@ class StepGradient:
         tokens = torch.tensor([token_ids], device=self._flat.device)
         labels = torch.full_like(tokens, NO_LABEL)
         labels[:, :-1] = tokens[:, 1:]
-        return Block(self._policy, tokens, labels).forward(temperature=self._temperature).tolist()
+        values: Tensor = Block(self._policy, tokens, labels).forward(
+            Head(self._policy, temperature=self._terms.temperature)
+        )[0]
+        return values.tolist()
 
-    def _group(self, request: RunPass) -> OpenGroup:
-        group = self._groups.get(request.group_id)
+    @torch.no_grad()
+    def measure_kl(self, rows: Sequence[Row]) -> list[float]:
+        """Policy minus reference logprob, summed over the sampled tokens of each row."""
+        sums = []
+        for row in rows:
+            laid = batch([row], 0, self._flat.device)
+            head = Head(self._policy, temperature=self._terms.temperature)
+            own = Block(self._policy, laid.tokens, laid.labels).forward(head)[0]
+            sums.append(float((own - self._frozen.reference_logprobs([row], self._terms.temperature)).sum()))
+        return sums
+
+    def _forward(self, block: Block, rows: Batch, whole: Sequence[Row]) -> tuple[list[Tensor], Weighed]:
+        """A block's values and what they weigh; `whole` are its rows from their first token."""
+        temperature = self._terms.temperature
+        reference = self._frozen.reference_logprobs(whole, temperature) if self._terms.kl in ("k2", "k3") else None
+        divergence, targets = self._frozen.divergence(self._terms, rows, whole)
+        head = Head(
+            self._policy,
+            temperature=self._terms.temperature,
+            entropy=self._terms.entropy,
+            divergence=divergence,
+            targets=targets,
+        )
+        values = block.forward(head)
+        return values, weigh(self._terms, rows, values, reference)
+
+    def _backward(
+        self, block: Block, values: list[Tensor], weighed: Weighed, request: RunPass, group: OpenGroup
+    ) -> None:
+        """One reverse pass per destination; the policy term joins the known ones that go to the same sum."""
+        known = dict(weighed.known)
+        waits = not request.direct and any(row.policy for row in request.rows)
+        if request.direct:
+            known[0] = [_plus(a, b) for a, b in zip(known.get(0, [None] * len(values)), weighed.policy, strict=True)]
+        for left, (index, weights) in zip(reversed(range(len(known))), known.items(), strict=True):
+            keep = left > 0 or waits
+            self._into(index, lambda w=weights, k=keep: block.backward(values, w, keep_graph=k))  # type: ignore[misc]
+            self._owe(group, index)
+        if waits:
+            self._into_parts(request, group, lambda: block.backward(values, weighed.policy))
+
+    def _into_parts(self, request: RunPass, group: OpenGroup, work: Callable[[], None]) -> None:
+        """Whatever `work` differentiates is added to the cohort's parts for the pass's reward."""
+        parts = self._parts.get(request.cohort_id)
+        if parts is None:
+            parts = self._parts[request.cohort_id] = CohortParts(self._pool, request.base)
+        targets = parts.targets(request.reward)
+        with self._pool.on_device([part for part, _ in targets]) as buffers:
+            weights = [weight for _, weight in targets]
+            with self._sink.into(list(zip(buffers, weights, strict=True))):
+                work()
+        adjoint = group.take_adjoint()
+        for part, weight in targets:
+            part.add_adjoint(request.group_id, adjoint, weight)
+
+    def _owe(self, group: OpenGroup, sum_index: int) -> None:
+        """What the last backward left on the group's prompt is owed under a weight that is known."""
+        group.owed[sum_index] = add_scaled(group.owed.get(sum_index, []), group.take_adjoint(), 1.0)
+
+    def _into(self, sum_index: int, work: Callable[[], None]) -> None:
+        """Whatever `work` differentiates is added to one of the step's sums."""
+        with self._sink.into([(self._sums[sum_index].total, 1.0)]):
+            work()
+
+    def _group(self, group_id: str, prompt: list[int]) -> OpenGroup:
+        group = self._groups.get(group_id)
         if group is None:
             ancestors: list[Block] = []
             if self._shares_prompts:
@@ -152,44 +259,58 @@ class StepGradient:
                     ancestors.append(self._prefix)
                     start = self._prefix.tokens.shape[1]
                 # The last prompt token predicts each row's own first token: it belongs to the rows.
-                if len(request.prompt) - 1 > start:
-                    block = self._unlabelled(request.prompt[start:-1], self._prefix)
+                if len(prompt) - 1 > start:
+                    block = self._unlabelled(prompt[start:-1], self._prefix)
                     block.open()
                     ancestors.append(block)
-            group = OpenGroup(request.prompt, ancestors, GroupParts(self._pool, request.base))
-            self._groups[request.group_id] = group
+            group = self._groups[group_id] = OpenGroup(prompt, ancestors)
         return group
 
-    def _backward(self, rows: list[Row], ancestors: list[Block], skip: int) -> Tensor:
-        """Rows [B] after `skip` shared tokens; gives trainer minus engine logprob of every sampled token."""
-        longest = max(len(row.token_ids) for row in rows) - skip
-        tokens = torch.zeros(len(rows), longest, dtype=torch.long)
-        labels = torch.full((len(rows), longest), NO_LABEL)
-        engine, weights = torch.zeros(len(rows), longest), torch.zeros(len(rows), longest)
-        for i, row in enumerate(rows):
-            end = len(row.token_ids) - skip
-            own = torch.tensor(row.token_ids[skip:])
-            sampled = torch.tensor(row.sampled[skip + 1 :], dtype=torch.bool)
-            tokens[i, :end] = own
-            labels[i, : end - 1] = torch.where(sampled, own[1:], NO_LABEL)
-            engine[i, : end - 1] = torch.tensor(row.logprobs[skip + 1 :])
-            weights[i, : end - 1] = row.weight
-        at = labels != NO_LABEL
-        device = self._flat.device
-        block = Block(self._policy, tokens.to(device), labels.to(device), ancestors[-1] if ancestors else None)
-        logprobs = block.forward(temperature=self._temperature)
-        difference = logprobs.detach() - engine[at].to(device)
-        weight = weights[at].to(device)
-        if self._importance_cap is not None:
-            weight = weight * difference.exp().clamp(max=self._importance_cap)
-        block.backward(logprobs, weight)
-        return difference
+    def _pull_prompt(self, group: OpenGroup, adjoint: Adjoint, sum_index: int) -> None:
+        step_sum = self._sums[sum_index]
+        split = 2 * len(self._prefix.proxies) if self._prefix is not None else 0
+        step_sum.prefix_adjoint = add_scaled(step_sum.prefix_adjoint, adjoint[:split], 1.0)
+        own = [block for block in group.ancestors if block is not self._prefix]
+        for block in own:
+            self._pull(block, adjoint[split:], sum_index)
+        if own and self._prefix is not None:
+            step_sum.prefix_adjoint = add_scaled(step_sum.prefix_adjoint, self._prefix.take_adjoint(), 1.0)
 
-    def _pull(self, block: Block, adjoint: list[Tensor]) -> None:
-        with self._sink.into([(self._total, 1.0)]):
-            logprobs = block.forward(temperature=self._temperature)
-            block.backward(logprobs, logprobs.new_zeros(0), adjoint)
+    def _pull(self, block: Block, adjoint: Adjoint, sum_index: int) -> None:
+        def work() -> None:
+            block.forward()
+            block.backward([], [], adjoint)
+
+        self._into(sum_index, work)
 
     def _unlabelled(self, tokens: Sequence[int], parent: Block | None) -> Block:
         ids = torch.tensor([list(tokens)], device=self._flat.device)
         return Block(self._policy, ids, torch.full_like(ids, NO_LABEL), parent)
+
+
+def _not_finite(values: Sequence[Tensor], weighed: Weighed, rows: Batch) -> list[int]:
+    """Rows of which a value or a weight is not finite, found before their backward."""
+    weights = [w for each in (weighed.policy, *weighed.known.values()) for w in each if w is not None]
+    wrong = torch.zeros_like(rows.row, dtype=torch.bool)
+    for tensor in (*values, *weights):
+        wrong |= ~torch.isfinite(tensor.detach())
+    return sorted(set(rows.row[wrong].tolist()))
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _add_measures(report: PassReport, weighed: Weighed, rows: Batch) -> PassReport:
+    mismatch = weighed.ratio_log.abs()
+    return replace(
+        report,
+        tokens=report.tokens + rows.real_tokens,
+        sampled_tokens=report.sampled_tokens + mismatch.numel(),
+        mismatch_sum=report.mismatch_sum + float(mismatch.sum()),
+        mismatch_max=max(report.mismatch_max, float(mismatch.max()) if mismatch.numel() else 0.0),
+        corrected=report.corrected + weighed.corrected,
+        kl_sum=report.kl_sum + weighed.kl,
+        entropy_sum=report.entropy_sum + weighed.entropy,
+        divergence_sum=report.divergence_sum + weighed.divergence,
+    )

@@ -8,40 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
-
-from msgspec import Struct
 
 from thundersync.core import ready_queue
-from thundersync.core.ledger import GroupClosing, Ledger
+from thundersync.core.ledger import Closing, Ledger
 from thundersync.core.types import Failed, GroupId, Rollout, RolloutId
-from thundersync.errors import StaleRollout, StepStalled
+from thundersync.errors import StaleRollout
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
+from thundersync.learn.measures import PassSums
+from thundersync.learn.news import News
+from thundersync.learn.rows import piece_rows
 from thundersync.monitor.events import AnyEvent, GroupClosed, PassDone, PassStarted, RolloutSkipped
-
-LossAggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"]
-
-
-class StreamSums(Struct, kw_only=True):
-    """What the step's passes measured, added up."""
-
-    passes: int = 0
-    pass_busy_s: float = 0.0
-    tokens: int = 0
-    sampled_tokens: int = 0
-    mismatch_sum: float = 0.0
-    mismatch_max: float = 0.0
-    importance_capped: int = 0
-    queue_wait_s: float = 0.0
-    """Sum over pieces, from reward to the start of their pass."""
-    pieces: int = 0
-    parts_peak: int = 0
 
 
 class GradientStream:
-    """One step's pieces, from reward to the last backward."""
+    """One step's rollouts, from reward to the last backward."""
 
     def __init__(
         self,
@@ -52,44 +35,70 @@ class GradientStream:
         prompts: Mapping[GroupId, list[int]],
         prefix: list[int],
         shares_prompts: bool,
-        loss_agg: LossAggregation,
         lazy: bool,
         max_tokens: int,
         max_parts: int,
         stall_timeout_s: float,
         emit: Callable[[AnyEvent], None],
+        kl_in_reward: float = 0.0,
     ) -> None:
-        self._ledger = ledger
+        """`max_parts` bounds the parts of each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
+        before it lands."""
+        self.ledger = ledger
         self._workers = workers
         self._policy_version = policy_version
         self._prompts = prompts
         self._prefix = prefix
         self._shares_prompts = shares_prompts
-        self._loss_agg = loss_agg
         self._lazy = lazy
         self._max_tokens = max_tokens
         self._max_parts = max_parts
         self._stall_timeout_s = stall_timeout_s
         self._emit = emit
+        self._kl_in_reward = kl_in_reward
         self._rollouts: dict[RolloutId, Rollout] = {}
         self._landed_s: dict[RolloutId, float] = {}
-        self._news = asyncio.Condition()
+        self._closings: dict[int, deque[Closing]] = {worker.index: deque() for worker in workers}
+        self._news = News(stall_timeout_s)
         self._pass_id = 0
-        self._last_news_s = time.monotonic()
-        self.sums = StreamSums()
+        self.sums = PassSums()
+        self.bad: list[RolloutId] = []
+        """Pieces whose pass had a value that is not finite: the step cannot be committed."""
 
     @property
     def rollouts(self) -> list[Rollout]:
         """Landed so far, in membership order."""
-        return [self._rollouts[r] for g in self._ledger.groups.values() for r in g.members if r in self._rollouts]
+        return [self._rollouts[r] for g in self.ledger.groups.values() for r in g.members if r in self._rollouts]
 
     @property
     def queued(self) -> int:
-        return ready_queue.queued(self._ledger)
+        return ready_queue.queued(self.ledger)
 
     @property
     def parts_in_use(self) -> int:
-        return ready_queue.parts_in_use(self._ledger)
+        return sum(ready_queue.parts_in_use(self.ledger, worker.index) for worker in self._workers)
+
+    @property
+    def counted(self) -> list[list[float]]:
+        """Rewards of the groups that count, in membership order."""
+        return [group.rewards for group in self.ledger.counted_groups()]
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of the step has a gradient."""
+        return self.ledger.empty
+
+    def scales(self) -> list[float]:
+        """The factors of the step's sums, at commit."""
+        return self.ledger.objective.scales(self.ledger.tally())
+
+    def heartbeat(self) -> None:
+        """Something moved elsewhere (a turn, a tool): the step is not stalled."""
+        self._news.heartbeat()
+
+    def attempt_ended(self, rollout: Rollout) -> None:
+        """An attempt failed and will be tried again: nothing of it was worked."""
+        self.heartbeat()
 
     async def land(self, rollout: Rollout) -> None:
         """A rollout is finished: its piece is ready, or its group goes on without it. Raises StaleRollout."""
@@ -98,22 +107,21 @@ class GradientStream:
                 raise StaleRollout(rollout.rollout_id, made_by=version, bound_to=self._policy_version)
         self._rollouts[rollout.rollout_id] = rollout
         if isinstance(rollout.outcome, Failed):
-            self._ledger.failed(rollout.rollout_id)
+            self.ledger.failed(rollout.rollout_id)
         else:
             prompt = self._prompts[rollout.group_id] if self._shares_prompts else []
-            self._ledger.scored(
+            reward = rollout.outcome.reward
+            if self._kl_in_reward:
+                reward -= self._kl_in_reward * await self._k1(rollout)
+            self.ledger.scored(
                 rollout.rollout_id,
-                rollout.outcome.reward,
+                reward,
                 sampled_tokens=rollout.sampled_tokens,
                 rows=len(rollout.sequences),
                 longest=max(_own_tokens(sequence.token_ids, prompt) for sequence in rollout.sequences),
             )
             self._landed_s[rollout.rollout_id] = time.monotonic()
-        await self._tell()
-
-    def heartbeat(self) -> None:
-        """Something moved elsewhere (a turn, a tool): the step is not stalled."""
-        self._last_news_s = time.monotonic()
+        await self._news.tell()
 
     async def run(self) -> None:
         """Work until the step owes nothing. Raises StepStalled, WorkerLost."""
@@ -123,114 +131,98 @@ class GradientStream:
 
     async def _feed(self, worker: WorkerLink) -> None:
         await worker.call(m.OpenStep(prefix=self._prefix), m.Done, limit_s=self._stall_timeout_s)
-        while not self._ledger.settled:
-            await self._close_groups()
+        closings = self._closings[worker.index]
+        while True:
+            await self._take_closings()
             chosen = ready_queue.next_pass(
-                self._ledger,
+                self.ledger,
                 max_tokens=self._max_tokens,
-                parts_left=self._max_parts - self.parts_in_use,
+                max_parts=self._max_parts,
+                worker=worker.index,
                 known_only=self._lazy,
             )
-            if chosen is not None:
+            if closings:
+                await self._close(worker, closings.popleft())
+            elif chosen is not None:
                 await self._work(worker, chosen)
-            elif not self._ledger.settled:
-                await self._wait()
+            elif self.ledger.settled:
+                return
+            else:
+                await self._news.wait(self.ledger.owes)
 
     async def _work(self, worker: WorkerLink, chosen: ready_queue.Pass) -> None:
-        ids = chosen.rollout_ids
-        self._ledger.begin(ids, in_part=chosen.weights is None)
+        ids, direct = chosen.rollout_ids, chosen.advantages is not None
+        self.ledger.begin(ids, worker=worker.index, in_part=not direct)
         self._pass_id += 1
         pass_id, now_s = self._pass_id, time.monotonic()
         self.sums.queue_wait_s += sum(now_s - self._landed_s[i] for i in ids)
         self.sums.pieces += len(ids)
+        rows: list[m.Row] = []
+        owner: list[RolloutId] = []
+        for rollout_id, advantage in zip(ids, chosen.advantages or [1.0] * len(ids), strict=True):
+            rollout = self._rollouts[rollout_id]
+            own = piece_rows(rollout, self.ledger.objective.weights(rollout.sampled_tokens), advantage)
+            rows += own
+            owner += [rollout_id] * len(own)
         request = m.RunPass(
             group_id=chosen.group_id,
+            cohort_id=chosen.cohort_id,
             prompt=self._prompts[chosen.group_id],
-            rows=[row for i, weight in zip(ids, chosen.weights or [1.0] * len(ids), strict=True)
-                  for row in self._rows(self._rollouts[i], weight)],
-            direct=chosen.weights is not None,
+            rows=rows,
+            direct=direct,
             reward=chosen.reward,
             base=chosen.base,
-        )  # fmt: skip
+        )
+        tokens = sum(len(row.token_ids) for row in rows)
         self._emit(
             PassStarted(
                 at_s=time.time(),
                 worker=worker.index,
                 pass_id=pass_id,
                 rollout_ids=ids,
-                tokens=sum(len(row.token_ids) for row in request.rows),
+                tokens=tokens,
                 queued=self.queued,
             )
         )
         report = await worker.call(request, m.PassReport, limit_s=self._stall_timeout_s)
-        self._ledger.worked(ids)
-        self._add(report)
+        self.ledger.worked(ids)
+        self.sums.add(report)
+        self.bad += sorted({owner[i] for i in report.bad_rows})
         self._emit(
             PassDone(at_s=time.time(), worker=worker.index, pass_id=pass_id, rollout_ids=ids, busy_s=report.busy_s)
         )
-        await self._tell()
+        await self._news.tell()
 
-    async def _close_groups(self) -> None:
-        for closing in self._ledger.closings():
+    async def _take_closings(self) -> None:
+        """Cohorts that became whole: told, and queued for every worker that worked anything of them."""
+        for closing in self.ledger.closings():
             for rollout_id in closing.skipped:
                 self._emit(RolloutSkipped(at_s=time.time(), rollout_id=rollout_id))
-            async with asyncio.TaskGroup() as closes:
-                for worker in self._workers:
-                    closes.create_task(self._close(worker, closing))
-            self._emit(
-                GroupClosed(
-                    at_s=time.time(),
-                    group_id=closing.group_id,
-                    rewards=closing.rewards,
-                    flat=closing.flat,
-                    dropped=closing.dropped,
+            for index in closing.workers:
+                self._closings[index].append(closing)
+            for group_id in closing.groups:
+                rewards = self.ledger.groups[group_id].rewards
+                self._emit(
+                    GroupClosed(
+                        at_s=time.time(),
+                        group_id=group_id,
+                        rewards=rewards,
+                        flat=len(set(rewards)) < 2,
+                        dropped=group_id in closing.dropped,
+                    )
                 )
-            )
-            await self._tell()
+            await self._news.tell()
 
-    async def _close(self, worker: WorkerLink, closing: GroupClosing) -> None:
-        request = m.CloseGroup(group_id=closing.group_id, join=closing.join)
+    async def _close(self, worker: WorkerLink, closing: Closing) -> None:
+        request = m.CloseCohort(cohort_id=closing.cohort_id, groups=closing.groups, join=closing.join)
         self.sums.pass_busy_s += (await worker.call(request, m.Done, limit_s=self._stall_timeout_s)).busy_s
+        await self._news.tell()
 
-    def _rows(self, rollout: Rollout, weight: float) -> list[m.Row]:
-        """The piece's rows; `seq_mean_token_mean` divides by the rollout's sampled tokens, the others do not."""
-        scale = weight
-        if self._loss_agg == "seq_mean_token_mean":
-            scale = weight / max(1, rollout.sampled_tokens)
-        return [
-            m.Row(token_ids=s.token_ids, sampled=s.sampled, logprobs=s.logprobs, weight=scale)
-            for s in rollout.sequences
-        ]
-
-    async def _wait(self) -> None:
-        """Until something lands or a pass ends; the watchdog names what is missing."""
-        async with self._news:
-            try:
-                async with asyncio.timeout(min(5.0, self._stall_timeout_s)):
-                    await self._news.wait()
-            except TimeoutError:
-                silent_s = time.monotonic() - self._last_news_s
-                if silent_s > self._stall_timeout_s:
-                    raise StepStalled(
-                        f"nothing moved for {silent_s:.0f} s; the step still owes: {self._ledger.owes()}",
-                        remedy="See the logs in the run folder; raise stall_timeout_s if this is just slow work.",
-                    ) from None
-
-    async def _tell(self) -> None:
-        self.heartbeat()
-        async with self._news:
-            self._news.notify_all()
-
-    def _add(self, report: m.PassReport) -> None:
-        sums = self.sums
-        sums.passes += 1
-        sums.pass_busy_s += report.busy_s
-        sums.tokens += report.tokens
-        sums.sampled_tokens += report.sampled_tokens
-        sums.mismatch_sum += report.mismatch_sum
-        sums.mismatch_max = max(sums.mismatch_max, report.mismatch_max)
-        sums.importance_capped += report.importance_capped
-        sums.parts_peak = max(sums.parts_peak, report.parts)
+    async def _k1(self, rollout: Rollout) -> float:
+        worker = min(self._workers, key=lambda each: each.waiting)
+        request = m.MeasureKl(rows=piece_rows(rollout, self.ledger.objective.weights(rollout.sampled_tokens), 1.0))
+        scores = await worker.call(request, m.Scores, limit_s=self._stall_timeout_s)
+        return sum(scores.logprobs)
 
 
 def _own_tokens(token_ids: Sequence[int], prompt: Sequence[int]) -> int:

@@ -17,15 +17,20 @@ from typing import Any
 import msgspec
 import torch
 import zmq
+from torch import Tensor
 
 from thundersync.generate.arena import create_arena, fill_arena
 from thundersync.generate.base import WeightArena
 from thundersync.generate.child import end_with_parent, pin
 from thundersync.learn import messages as m
 from thundersync.learn.checkpoint import load_optimizer, save_checkpoint
+from thundersync.learn.collective import Ranks
 from thundersync.learn.flat import FlatParameters
+from thundersync.learn.frozen import FrozenModels
+from thundersync.learn.lora import has_adapter, published_parameters, without_adapter
+from thundersync.learn.one_piece import one_piece_gradient, relative_l2, worst_tensor
 from thundersync.learn.optimizer import Optimizer
-from thundersync.learn.policy import load_policy
+from thundersync.learn.policy import load_frozen, load_policy, load_reference
 from thundersync.learn.step_gradient import StepGradient
 
 
@@ -34,10 +39,14 @@ class Worker:
 
     def __init__(self) -> None:
         self._policy: Any = None
+        self._ranks = Ranks.alone()
+        self._terms: m.Terms
+        self._frozen: FrozenModels
         self._gradient: StepGradient
         self._optimizer: Optimizer
         self._flat: FlatParameters
-        self._arena: WeightArena
+        self._arena: WeightArena | None = None
+        self._reference: Tensor | None = None
 
     def answer(self, request: m.AnyRequest) -> m.AnyReply:
         match request:
@@ -47,42 +56,62 @@ class Worker:
                 return _timed(lambda: self._gradient.open(prefix))
             case m.RunPass():
                 return self._gradient.run(request)
-            case m.CloseGroup(group_id=group_id, join=join):
-                return _timed(lambda: self._gradient.close_group(group_id, join))
+            case m.RunTurns():
+                return self._gradient.run_turns(request)
+            case m.CloseBranch(branch_id=branch_id, group_id=group_id):
+                return _timed(lambda: self._gradient.close_branch(branch_id, group_id))
+            case m.CloseCohort(cohort_id=cohort_id, groups=groups, join=join):
+                return _timed(lambda: self._gradient.close_cohort(cohort_id, groups, join))
             case m.Discard():
                 return _timed(self._gradient.discard)
-            case m.Commit(scale=scale):
-                return self._commit(scale)
+            case m.Commit(scales=scales):
+                return self._commit(scales)
+            case m.Reference(pieces=pieces, scales=scales):
+                return _timed(lambda: self._keep_reference(pieces, scales))
+            case m.Compare(scales=scales):
+                return self._compare(scales)
+            case m.MeasureKl(rows=rows):
+                return m.Scores(logprobs=self._gradient.measure_kl(rows))
             case m.Score(token_ids=token_ids):
                 return m.Scores(logprobs=self._gradient.score(token_ids))
             case m.Save(path=path):
                 return self._save(Path(path))
             case m.Stop():
+                self._ranks.close()
                 return m.Done()
 
     def _setup(self, request: m.Setup) -> m.Ready:
         if request.cpus:
             pin(request.cpus)
         torch.set_num_threads(max(1, len(request.cpus)))
-        source = request.checkpoint or request.model_path
         self._policy, shares_prompts = load_policy(
-            source,
+            request.checkpoint or request.model_path,
             dtype=request.dtype,
             device=request.device,
             max_model_len=request.max_model_len,
+            lora=request.lora,
+            activation_checkpointing=request.activation_checkpointing,
+            seed=request.seed,
         )
+        self._terms = request.terms
+        self._frozen = self._frozen_models(request)
         self._flat = FlatParameters(self._policy)
         self._gradient = StepGradient(
             self._policy,
             self._flat,
-            temperature=request.temperature,
-            importance_cap=request.importance_cap,
+            request.terms,
             shares_prompts=shares_prompts,
+            frozen=self._frozen,
+            resident_parts=request.resident_parts,
         )
-        self._optimizer = Optimizer(self._flat, request)
+        self._ranks = Ranks.join(
+            request.rank, request.world, request.rendezvous, request.device, timeout_s=request.timeout_s
+        )
+        self._optimizer = Optimizer(self._flat, request.optim, self._ranks)
         if request.checkpoint:
             load_optimizer(Path(request.checkpoint), self._optimizer)
-        self._arena = create_arena(request.arena_path, self._policy.named_parameters(), dtype=request.dtype)
+        if request.rank == 0:
+            self._arena = create_arena(request.arena_path, published_parameters(self._policy), dtype=request.dtype)
         return m.Ready(
             parameters=self._flat.size,
             shares_prompts=shares_prompts,
@@ -90,19 +119,34 @@ class Worker:
             device=request.device,
         )
 
+    def _frozen_models(self, request: m.Setup) -> FrozenModels:
+        where: dict[str, Any] = {"dtype": request.dtype, "device": request.device}
+        teacher = load_frozen(request.teacher_path, **where) if request.teacher_path else None
+        if not request.terms.kl:
+            return FrozenModels(teacher=teacher)
+        if has_adapter(self._policy):
+            policy = self._policy
+            return FrozenModels(teacher=teacher, reference=policy, as_reference=lambda: without_adapter(policy))
+        reference, _ = load_reference(request.reference_path, max_model_len=request.max_model_len, **where)
+        return FrozenModels(teacher=teacher, reference=reference)
+
     def _save(self, path: Path) -> m.Done | m.NotSaved:
         try:
             return _timed(lambda: save_checkpoint(path, self._policy, self._optimizer))
         except Exception as error:  # a full disk comes as many kinds of error, and none has touched the policy
             return m.NotSaved(error=f"{type(error).__name__}: {error}")
 
-    def _commit(self, scale: float) -> m.Committed:
+    def _commit(self, scales: list[float]) -> m.Committed:
         began = time.monotonic()
-        gradient = self._gradient.finish(scale)
-        norm, finite, lr = self._optimizer.step(gradient)
-        self._gradient.discard()
+        norm, finite = self._optimizer.reduce(self._gradient.finish(scales))
+        lr = 0.0
         if finite:
-            self._arena = fill_arena(self._arena, self._policy.named_parameters())
+            lr = self._optimizer.step()
+            if self._arena is not None:
+                self._arena = fill_arena(self._arena, published_parameters(self._policy))
+        else:
+            self._optimizer.drop()
+        self._gradient.discard()
         return m.Committed(
             finite=finite,
             grad_norm=norm,
@@ -110,6 +154,21 @@ class Worker:
             busy_s=time.monotonic() - began,
             memory_peak_gib=_peak_gib(),
             arena=self._arena,
+        )
+
+    def _keep_reference(self, pieces: list[m.ReferencePiece], scales: list[float]) -> None:
+        own = one_piece_gradient(self._policy, self._flat, self._terms, self._frozen, pieces, scales)
+        self._reference = self._ranks.total(own)
+
+    def _compare(self, scales: list[float]) -> m.Comparison:
+        assert self._reference is not None
+        streamed = self._ranks.total(self._gradient.finish(scales))
+        worst, name = worst_tensor(self._flat, streamed, self._reference)
+        return m.Comparison(
+            relative_l2=relative_l2(streamed, self._reference),
+            worst=worst,
+            worst_name=name,
+            norm=float(torch.linalg.vector_norm(self._reference)),
         )
 
 

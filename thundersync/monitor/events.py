@@ -84,6 +84,17 @@ class ToolFinished(Event, frozen=True, kw_only=True, tag="tool_finished"):
     tool_s: float
 
 
+class TurnScored(Event, frozen=True, kw_only=True, tag="turn_scored"):
+    """A teacher has scored a turn's tokens: its backward may start."""
+
+    rollout_id: str
+    turn: int
+    tokens: int
+    score_s: float
+    held: bool
+    """The teacher is held in the trainer workers, and scores in the turn's own pass."""
+
+
 class ScoringStarted(Event, frozen=True, kw_only=True, tag="scoring_started"):
     rollout_id: str
 
@@ -209,6 +220,7 @@ AnyEvent: TypeAlias = (
     | TurnStarted
     | TurnGenerated
     | ToolStarted
+    | TurnScored
     | ToolFinished
     | ScoringStarted
     | RolloutScored

@@ -22,6 +22,7 @@ from thundersync.monitor.events import (
     StepOpened,
     ToolFinished,
     ToolStarted,
+    TurnScored,
     TurnGenerated,
     TurnStarted,
     Warned,
@@ -29,7 +30,7 @@ from thundersync.monitor.events import (
 )
 
 _IN_STEP = (
-    StepOpened | RolloutStarted | TurnStarted | TurnGenerated | ToolStarted | ToolFinished | ScoringStarted
+    StepOpened | RolloutStarted | TurnStarted | TurnGenerated | ToolStarted | ToolFinished | TurnScored | ScoringStarted
     | RolloutScored | RolloutFailed | PassStarted | PassDone | RolloutSkipped | GroupClosed
 )  # fmt: skip
 """Kinds that say nothing any more once the next step opens."""
@@ -68,7 +69,7 @@ def _key(event: Event, number: int) -> Hashable:
     match event:
         case Gauges() | WeightsPublished() | CheckpointSaved():
             return type(event)
-        case TurnStarted() | TurnGenerated() | ToolStarted() | ToolFinished():
+        case TurnStarted() | TurnGenerated() | ToolStarted() | ToolFinished() | TurnScored():
             return ("turn", event.rollout_id)
         case PassStarted() | PassDone():
             return ("pass", event.worker, event.pass_id)

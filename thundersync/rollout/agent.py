@@ -23,7 +23,7 @@ from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator, Sampling
 from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted, Warned
 from thundersync.rollout.dialogue import Dialogue, Renderer
-from thundersync.rollout.turns import Attempt, Broken, Clock, Conversation, Emit, in_time
+from thundersync.rollout.turns import Attempt, Broken, Clock, Conversation, Emit, OnTurn, in_time
 from thundersync.score.reward import CheckFailed, RewardChecker
 
 TTL_MARGIN_S = 600.0
@@ -51,6 +51,7 @@ class ShellAgent:
         labels: Mapping[str, str] | None = None,
         grace_s: float = 30.0,
         clock: Clock = time.monotonic,
+        on_turn: OnTurn | None = None,
     ) -> None:
         """`grace_s`: how long beyond its own limit a sandbox may take to answer or close before it counts as broken."""
         self._renderer = renderer
@@ -64,6 +65,7 @@ class ShellAgent:
         self._labels = dict(labels or {})
         self._grace_s = grace_s
         self._clock = clock
+        self._on_turn = on_turn
 
     async def run(
         self,
@@ -124,6 +126,7 @@ class ShellAgent:
                 grace_s=self._grace_s,
                 emit=self._emit,
                 clock=self._clock,
+                on_turn=self._on_turn,
             )
             stop = await conversation.run()
             return await self._score(live, sandbox, stop)

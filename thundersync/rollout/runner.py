@@ -75,13 +75,14 @@ class RolloutRunner:
         *,
         policy_version: int,
         on_rollout: OnRollout,
+        on_retry: Callable[[Rollout], None] = lambda rollout: None,
         expected_s: Mapping[TaskId, float] | None = None,
     ) -> None:
         """Run every rollout of `groups` and hand each over the moment it is finished; returns after the last.
 
         The longest expected start first (`expected_s`, seconds per rollout of a task; unknown tasks before all, as
         they may be long), otherwise in the order given. `on_rollout` gets each rollout exactly once, scored or
-        finally failed.
+        finally failed; `on_retry` gets an attempt that failed and will be followed by another.
 
         Raises: an ExceptionGroup with what broke an invariant (StaleRollout, ChatTemplateError), or what `on_rollout`
         raised; all other rollouts are cancelled and cleaned up by then.
@@ -94,7 +95,8 @@ class RolloutRunner:
             for group in ordered:
                 for rollout_id in group.rollout_ids:
                     rollouts.create_task(
-                        self._carry(group, rollout_id, policy_version, seats, alive, on_rollout), name=rollout_id
+                        self._carry(group, rollout_id, policy_version, seats, alive, on_rollout, on_retry),
+                        name=rollout_id,
                     )
 
     async def _carry(
@@ -105,6 +107,7 @@ class RolloutRunner:
         seats: "_Seats",
         alive: asyncio.Semaphore,
         on_rollout: OnRollout,
+        on_retry: Callable[[Rollout], None],
     ) -> None:
         """One rollout through all its attempts."""
         avoid: set[int] = set()
@@ -139,6 +142,7 @@ class RolloutRunner:
             )
             if not again:
                 break
+            on_retry(rollout)
             if rollout.outcome.reason in ("engine", "nonfinite"):
                 avoid.add(seat)
             await asyncio.sleep(self._retry_delay_s * 2 ** (attempt - 1))

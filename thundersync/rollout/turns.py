@@ -21,6 +21,7 @@ from thundersync.core.types import (
     GroupId,
     Message,
     RolloutId,
+    SampledTurn,
     StopReason,
     Task,
     Turn,
@@ -33,6 +34,8 @@ from thundersync.rollout.protocol import Action, NoAction, correction, observati
 
 Emit = Callable[[AnyEvent], None]
 Clock = Callable[[], float]
+OnTurn = Callable[[SampledTurn], None]
+"""Told of every turn the moment it was sampled, before its command runs."""
 T = TypeVar("T")
 
 COMMAND_ENV: Mapping[str, str] = {
@@ -98,7 +101,9 @@ class Conversation:
         grace_s: float,
         emit: Emit,
         clock: Clock,
+        on_turn: OnTurn | None = None,
     ) -> None:
+        self._on_turn = on_turn
         self._attempt = attempt
         self._dialogue = dialogue
         self._sandbox = sandbox
@@ -187,7 +192,26 @@ class Conversation:
                 finish_reason=generation.finish_reason,
             )
         )
+        if self._on_turn is not None:
+            self._on_turn(self._sampled(turn, generation))
         return Message(role="assistant", content=text)
+
+    def _sampled(self, turn: Turn, generation: Generation) -> SampledTurn:
+        attempt, sequence = self._attempt, self._dialogue.sequences()[turn.sequence]
+        return SampledTurn(
+            rollout_id=attempt.rollout_id,
+            group_id=attempt.group_id,
+            task_id=attempt.task.task_id,
+            attempt=attempt.number,
+            turn=turn.index,
+            sequence=turn.sequence,
+            token_ids=sequence.token_ids[: turn.end],
+            start=turn.start,
+            end=turn.end,
+            logprobs=generation.logprobs,
+            prompt_tokens=sequence.prompt_tokens,
+            policy_version=turn.policy_version,
+        )
 
     def _check(self, generation: Generation) -> None:
         bound_to = self._attempt.policy_version

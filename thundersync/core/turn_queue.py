@@ -1,0 +1,53 @@
+"""Which turns the trainer takes next. Pure: reads the turn ledger, decides.
+
+1. sweeps that free a worker's blocks; 2. whole sequences that no worker has begun, packed by group (a backlog costs
+what one lazy pass costs); 3. under `forward` and `immediate`, ready turns of running rollouts, as long as the worker's
+kept graphs fit. All orders and mixtures give the same sum.
+"""
+
+from collections import defaultdict
+
+from thundersync.core.turn_ledger import Branch, TurnLedger, TurnWork
+from thundersync.core.types import GroupId
+
+
+def next_work(
+    ledger: TurnLedger, *, worker: int, streams: bool, max_tokens: int, lazy: bool = False
+) -> TurnWork | None:
+    """The best work for `worker` now, or None.
+
+    `streams`: turns may be worked before their rollout has ended. `max_tokens` bounds a pass (rows x longest row), and
+    the tokens whose graphs wait for a sweep. `lazy`: wait until every turn of the step is scored.
+    """
+    if lazy and not ledger.all_whole:
+        return None
+    live = ledger.live
+    own = [b for b in live if b.worker == worker]
+    if swept := next((b for b in own if b.whole and not b.ready), None):
+        return TurnWork(group_id=swept.group_id, branches=[swept.branch_id], turns=[], how="sweep")
+    if begun := next((b for b in own if b.in_order), None):
+        return _turns(begun)
+    whole: dict[GroupId, list[Branch]] = defaultdict(list)
+    for branch in live:
+        if branch.worker is None and branch.whole:
+            whole[branch.group_id].append(branch)
+    if whole:
+        return _rows(max(whole.values(), key=len), max_tokens)
+    fresh = [b for b in live if b.worker is None and b.in_order] if streams else []
+    room = max_tokens - ledger.kept_tokens(worker)
+    return next((_turns(b) for b in sorted(fresh, key=lambda b: -len(b.ready)) if b.longest <= room), None)
+
+
+def _turns(branch: Branch) -> TurnWork:
+    return TurnWork(group_id=branch.group_id, branches=[branch.branch_id], turns=branch.in_order, how="turns")
+
+
+def _rows(branches: list[Branch], max_tokens: int) -> TurnWork:
+    first, *others = sorted(branches, key=lambda b: (-b.longest, b.branch_id))
+    chosen = [first]
+    for branch in others:
+        if first.longest * (len(chosen) + 1) > max_tokens:
+            break
+        chosen.append(branch)
+    turns = [key for branch in chosen for key in branch.ready]
+    return TurnWork(group_id=first.group_id, branches=[b.branch_id for b in chosen], turns=turns, how="rows")

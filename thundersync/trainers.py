@@ -1,0 +1,90 @@
+"""The trainer workers of a run: one process for each place that `placement` gave to learning.
+
+Makes and starts them, and tells each what it needs to know once. What they then work on is `learn.stream`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from thundersync.config import Config
+from thundersync.generate.child import child_environment
+from thundersync.learn import messages as m
+from thundersync.learn.link import WorkerLink
+from thundersync.placement import Placement
+from thundersync.recipe import lora_of, optim_of, terms_of
+from thundersync.sizes import trainable
+
+EVERY_PART = 1_000_000
+
+
+def links(placement: Placement, logs: Path) -> list[WorkerLink]:
+    """The coordinator's ends, by rank; no process runs yet."""
+    return [
+        WorkerLink(rank, log_path=logs / f"trainer-{rank}.log", environment=place.environment(child_environment({})))
+        for rank, place in enumerate(placement.trainers)
+    ]
+
+
+def setups(
+    config: Config,
+    placement: Placement,
+    workers: Sequence[WorkerLink],
+    *,
+    model_path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    teacher_path: str,
+    checkpoint: str,
+) -> list[m.Setup]:
+    """What each worker is told. `shapes` are the model's tensors; `teacher_path` is a folder if the workers hold the
+    teacher, and empty otherwise."""
+    # On a CPU there is no other memory that a part could move to: its budget is the coordinator's alone.
+    resident = EVERY_PART
+    if placement.on_gpus:
+        resident = int(config.stream.partials_gib * 2**30 / (4 * trainable(shapes, config.model.lora)))
+    return [
+        m.Setup(
+            model_path=str(model_path),
+            dtype=placement.dtype,
+            max_model_len=config.model.max_model_len,
+            arena_path=str(workers[0].arena_path),
+            cpus=place.cpus,
+            device=place.device,
+            terms=terms_of(config),
+            optim=optim_of(config),
+            lora=lora_of(config),
+            teacher_path=teacher_path,
+            activation_checkpointing=config.trainer.activation_checkpointing,
+            resident_parts=resident,
+            seed=config.seed,
+            rank=rank,
+            world=len(workers),
+            rendezvous=str(workers[0].folder / "rendezvous"),
+            timeout_s=config.stall_timeout_s,
+            checkpoint=checkpoint,
+        )
+        for rank, place in enumerate(placement.trainers)
+    ]
+
+
+def most_parts(config: Config, placement: Placement, *, parameters: int) -> int:
+    """Parts of open groups that each worker may hold, of `parameters` float32 each: spilled ones too, where a GPU's
+    can be."""
+    gib = config.stream.partials_gib + (config.stream.spill_gib if placement.on_gpus else 0.0)
+    return int(gib * 2**30 / (4 * parameters))
+
+
+async def start_all(workers: Sequence[WorkerLink], told: Sequence[m.Setup]) -> list[m.Ready]:
+    """Side by side: they meet each other while they start. Raises an ExceptionGroup of WorkerLost."""
+    async with asyncio.TaskGroup() as starting:
+        answers = [starting.create_task(worker.start(setup)) for worker, setup in zip(workers, told, strict=True)]
+    return [answer.result() for answer in answers]
+
+
+async def close_all(workers: Sequence[WorkerLink]) -> None:
+    """Side by side: each is given seconds to end. Raises what went wrong, after all have been tried."""
+    results = await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
+    if errors := [result for result in results if isinstance(result, Exception)]:
+        raise ExceptionGroup("trainer workers did not close", errors)

@@ -1,7 +1,7 @@
 """An independent trainer's step, worked by this project's own ledger, queue, stream and worker.
 
-`gradient(case, model, aux)` follows the contract in the head of the gradient oracle: rollouts land in the case's arrival
-order, each backward runs as soon as it can, and the gradient is read where the optimizer would take it.
+`gradient(case, model, aux)` follows the contract in the head of the gradient oracle: rollouts land in the case's
+arrival order, each backward runs as soon as it can, and the gradient is read where the optimizer would take it.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ def setups(
     return [
         m.Setup(
             model_path=str(model_path),
+            reference_path=str(model_path),
             dtype=placement.dtype,
             max_model_len=config.model.max_model_len,
             arena_path=str(workers[0].arena_path),

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from thundersync.core.advantage import AdvantageRule, advantages
 from thundersync.core.ledger import Ledger
+from thundersync.core.objective import LossAggregation, Objective, SeparableObjective
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import Failed, Outcome, Rollout, SampledTurn, Scored, TokenSequence, Turn
 from thundersync.learn import messages as m
-from thundersync.core.objective import LossAggregation, Objective, SeparableObjective
 from thundersync.learn.settings import OptimSettings
 from thundersync.learn.stream import GradientStream
 from thundersync.learn.turn_stream import Scorer, TurnStream
@@ -138,7 +138,7 @@ class InProcessLink:
 
 
 async def replay(
-    worker: Worker,
+    worker: Worker | Sequence[Worker],
     step: RecordedStep,
     *,
     order: Sequence[int] | None = None,
@@ -150,8 +150,9 @@ async def replay(
     max_parts: int = 100,
     eager: bool = True,
 ) -> tuple[Ledger, InProcessLink]:
-    """Land the rollouts in `order`; `eager` lets the worker take what it can between two arrivals."""
-    link = InProcessLink(worker)
+    """Land the rollouts in `order`; `eager` lets the workers take what they can between two arrivals."""
+    workers = [worker] if isinstance(worker, Worker) else list(worker)
+    links = [InProcessLink(each, index) for index, each in enumerate(workers)]
     ledger = Ledger(
         {g: [r.rollout_id for r in step.rollouts if r.group_id == g] for g in step.prompts},
         objective=objective,
@@ -160,11 +161,11 @@ async def replay(
     )
     stream = GradientStream(
         ledger,
-        [link],  # type: ignore[list-item]
+        links,  # type: ignore[arg-type]
         policy_version=0,
         prompts=step.prompts,
         prefix=shared_prefix(list(step.prompts.values())),
-        shares_prompts=worker._gradient._shares_prompts,
+        shares_prompts=workers[0]._gradient._shares_prompts,
         lazy=lazy,
         max_tokens=max_tokens,
         max_parts=max_parts,
@@ -183,7 +184,8 @@ async def replay(
         tasks.create_task(stream.run())
         tasks.create_task(arrive())
     assert ledger.settled
-    return ledger, link
+    assert not stream.bad
+    return ledger, links[0]
 
 
 async def replay_turns(worker: Worker, prompts: dict[str, list[int]], turns: Sequence[Any], **options: Any) -> Tensor:
@@ -244,10 +246,14 @@ async def replay_turns_told(
     return gradient, link.requests
 
 
-def gradient_of(worker: Worker, ledger: Ledger) -> Tensor:
-    """The step's gradient of the minimised loss, before clipping; the step is then forgotten."""
-    gradient = worker._gradient.finish(ledger.objective.scales(ledger.tally())).clone()
-    worker._gradient.discard()
+def gradient_of(worker: Worker | Sequence[Worker], ledger: Ledger) -> Tensor:
+    """The step's gradient of the minimised loss over all workers, before clipping; the step is then forgotten."""
+    workers = [worker] if isinstance(worker, Worker) else list(worker)
+    scales = ledger.objective.scales(ledger.tally())
+    gradient = sum((each._gradient.finish(scales).clone() for each in workers), torch.zeros(()))
+    for each in workers:
+        assert each._gradient._pool.lent == 0
+        each._gradient.discard()
     return gradient
 
 

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.learn import replay as rp
+from tests.learn import textbook
+from tests.learn.test_objectives import KINDS
 from tests.tiny import tiny_model
 from thundersync.core.advantage import AdvantageRule
 from thundersync.core.objective import Objective
@@ -118,25 +120,60 @@ async def test_parts_are_given_back_at_close(worker: Worker) -> None:
     assert worker._gradient._pool.lent == 0
 
 
-@settings(deadline=None, max_examples=25)
-@given(data=st.data(), seed=st.integers(0, 10_000), size=st.integers(1, 8), groups=st.integers(1, 3))
-async def test_any_step_streams_exactly(
-    worker: Worker, model: Path, data: st.DataObject, seed: int, size: int, groups: int
+@pytest.fixture(scope="module")
+def workers(worker: Worker, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Worker]:
+    others = []
+    for rank in (1, 2):
+        other = Worker()
+        other.answer(rp.setup(model, tmp_path_factory.mktemp(f"arena-{rank}") / "weights"))
+        others.append(other)
+    return [worker, *others]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    data=st.data(),
+    seed=st.integers(0, 10_000),
+    size=st.integers(1, 16),
+    groups=st.integers(1, 3),
+    count=st.integers(1, 3),
+    kind=st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce_pp"]),
+)
+async def test_any_step_streams_exactly_over_any_number_of_workers(
+    workers: list[Worker], model: Path, data: st.DataObject, seed: int, size: int, groups: int, count: int, kind: str
 ) -> None:
-    rewards = data.draw(st.sampled_from([(0.0, 1.0), (0.0, 0.3, 0.7, 1.0), (1000.0, 1001.0), (2.0,)]))
+    rewards = data.draw(st.sampled_from([(0.0, 1.0), (0.0, 0.3, 0.7, 1.0), (999.0, 1000.0, 1001.0), (2.0,)]))
     step = rp.record(seed, groups=groups, size=size, rewards=rewards, failed=0.15, length=(1, 12))
     ledger, _ = await rp.replay(
-        worker,
+        workers[:count],
         step,
         order=data.draw(st.permutations(range(len(step.rollouts)))),
+        objective=KINDS[kind][0],
         max_parts=data.draw(st.sampled_from([0, 2, 4, 100])),
         max_tokens=data.draw(st.sampled_from([1, 30, 1000])),
     )
+    got = rp.gradient_of(workers[:count], ledger)
     if ledger.empty:
-        assert worker._gradient.finish([1.0]).abs().max() == 0.0
-        worker._gradient.discard()
-        return
-    assert rp.relative_l2(rp.gradient_of(worker, ledger), rp.one_piece_gradient(model, step)) < TOLERANCE
+        assert got.abs().max() == 0.0
+    else:
+        expected = textbook.gradient(model, step, kind=kind, agg=KINDS[kind][1], constant=40.0, mismatch="tis")
+        assert rp.relative_l2(got, expected) < TOLERANCE
+
+
+async def test_spilled_parts_give_the_same_bits_as_resident_ones(model: Path, worker: Worker, tmp_path: Path) -> None:
+    spilling = Worker()
+    spilling.answer(rp.setup(model, tmp_path / "weights", resident_parts=1))
+    for seed in (42, 43):
+        step = rp.record(seed, rewards=(0.0, 0.5, 1.0), size=6)
+        assert torch.equal(await streamed(spilling, step, seed), await streamed(worker, step, seed))
+
+
+async def test_a_reversed_order_gives_the_same_gradient_up_to_rounding(worker: Worker) -> None:
+    step = rp.record(11, rewards=(0.0, 0.5, 1.0), size=8)
+    forward, _ = await rp.replay(worker, step)
+    first = rp.gradient_of(worker, forward)
+    backward, _ = await rp.replay(worker, step, order=list(reversed(range(len(step.rollouts)))))
+    assert rp.relative_l2(rp.gradient_of(worker, backward), first) < TOLERANCE
 
 
 @pytest.mark.parametrize("seed", [42, 43, 44])

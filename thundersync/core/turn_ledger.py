@@ -74,7 +74,7 @@ class TurnLedger:
     def __init__(self, groups: Mapping[GroupId, Sequence[RolloutId]]) -> None:
         self.groups = {group_id: list(ids) for group_id, ids in groups.items()}
         self._group_of = {r: g for g, ids in groups.items() for r in ids}
-        self._open = {r: g for r, g in self._group_of.items()}
+        self._open = dict(self._group_of)
         self._branches: dict[str, Branch] = {}
         self._closed: set[GroupId] = set()
 

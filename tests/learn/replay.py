@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from thundersync.core.advantage import AdvantageRule, advantages
 from thundersync.core.ledger import Ledger
@@ -19,7 +21,11 @@ from thundersync.core.objective import LossAggregation, Objective, SeparableObje
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import Failed, Outcome, Rollout, SampledTurn, Scored, TokenSequence, Turn
 from thundersync.learn import messages as m
+from thundersync.learn.blocks import use_block_attention
+from thundersync.learn.flat import FlatParameters
+from thundersync.learn.frozen import FrozenModels
 from thundersync.learn.settings import OptimSettings
+from thundersync.learn.step_gradient import StepGradient
 from thundersync.learn.stream import GradientStream
 from thundersync.learn.turn_stream import Scorer, TurnStream
 from thundersync.learn.worker import Worker
@@ -27,6 +33,7 @@ from thundersync.step import shared_prefix
 
 R = TypeVar("R", bound=m.Reply)
 OBJECTIVE = Objective()
+RULE = AdvantageRule()
 TIS = m.Terms(mismatch="tis", mismatch_high=2.0)
 
 
@@ -117,6 +124,23 @@ def setup(model: Path, arena: Path, **changes: Any) -> m.Setup:
         "optim": OPTIM,
     }
     return m.Setup(**(values | changes))
+
+
+def float64_worker(model: Path) -> Worker:
+    """A worker without optimizer and arena, over a float64 policy."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    for module in policy.modules():
+        if isinstance(module, LlamaRMSNorm):  # the library's own computes in float32 whatever the model's dtype
+            module.forward = functools.partial(_norm, module)  # type: ignore[method-assign]
+    use_block_attention(policy)
+    worker = Worker()
+    flat = FlatParameters(policy)
+    worker._gradient = StepGradient(policy, flat, m.Terms(), shares_prompts=True, frozen=FrozenModels())
+    return worker
+
+
+def _norm(module: LlamaRMSNorm, hidden: Tensor) -> Tensor:
+    return module.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
 
 
 class InProcessLink:
@@ -264,7 +288,7 @@ def one_piece_gradient(
     loss_agg: LossAggregation = "token_mean",
     importance_cap: float | None = 2.0,
     temperature: float = 1.0,
-    rule: AdvantageRule = AdvantageRule(),
+    rule: AdvantageRule = RULE,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The textbook loss of the whole step in one piece: stock attention, no sharing, one backward; [P] float32."""

@@ -1,4 +1,4 @@
-"""Every objective and option, streamed in several orders, equals its definition: relative L2 at most 5e-6 in float32."""
+"""Every objective and option, streamed in several orders, equals its definition: relative L2 at most 5e-6, float32."""
 
 import random
 from pathlib import Path

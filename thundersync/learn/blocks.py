@@ -88,10 +88,7 @@ class Block:
 
     def publish(self) -> None:
         """Let children attend to this forward's keys and values, through float32 leaves."""
-        self.proxies = {
-            layer: (k.detach().float().requires_grad_(), v.detach().float().requires_grad_())
-            for layer, (k, v) in self.fresh.items()
-        }
+        self.proxies = {layer: (_leaf(k), _leaf(v)) for layer, (k, v) in self.fresh.items()}
 
     def backward(
         self,
@@ -168,6 +165,10 @@ def _attend(
     else:
         out = F.scaled_dot_product_attention(query, keys, values, is_causal=query.shape[2] > 1, scale=scaling)
     return out.transpose(1, 2), None
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).requires_grad_()
 
 
 def _rows(proxy: Tensor, rows: int, like: Tensor) -> Tensor:

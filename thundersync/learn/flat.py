@@ -26,6 +26,7 @@ class FlatParameters:
                 f"trainable parameters of one dtype and device are needed, found {sorted(map(str, kinds))}"
             )
         self.dtype, self.device = kinds.pop()
+        self.sum_dtype = wide(self.dtype)
         self.size = sum(p.numel() for _, p in self.named)
         self.buffer = torch.empty(self.size, dtype=self.dtype, device=self.device)
         for (_, parameter), view in zip(self.named, self.views(self.buffer), strict=True):
@@ -38,8 +39,13 @@ class FlatParameters:
         return [piece.view(p.shape) for piece, (_, p) in zip(torch.split(flat, sizes), self.named, strict=True)]
 
     def zeros(self) -> Tensor:
-        """A float32 buffer [P] on the parameters' device."""
-        return torch.zeros(self.size, dtype=torch.float32, device=self.device)
+        """A buffer [P] for sums, on the parameters' device."""
+        return torch.zeros(self.size, dtype=self.sum_dtype, device=self.device)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of `dtype` are kept in: float32, or float64 for a float64 model (tests of exactness)."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class GradientSink:
@@ -60,7 +66,7 @@ class GradientSink:
     def into(self, targets: Sequence[tuple[Tensor, float]]) -> Iterator[None]:
         """Within the block, every backward adds weight x gradient to each target buffer [P]."""
         self._targets = [(self._flat.views(buffer), weight) for buffer, weight in targets]
-        alias = self._flat.dtype == torch.float32 and len(targets) == 1 and targets[0][1] == 1.0
+        alias = self._flat.dtype == self._flat.sum_dtype and len(targets) == 1 and targets[0][1] == 1.0
         if alias:  # autograd then adds in place: the same arithmetic, one pass over memory less
             for (_, parameter), view in zip(self._flat.named, self._targets[0][0], strict=True):
                 parameter.grad = view
@@ -77,7 +83,7 @@ class GradientSink:
             return
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.dtype != torch.float32:
+        if gradient.dtype != self._flat.sum_dtype:
             gradient = self._cast_up(gradient)
         for views, weight in self._targets:
             views[index].add_(gradient, alpha=weight)
@@ -86,5 +92,5 @@ class GradientSink:
     def _cast_up(self, gradient: Tensor) -> Tensor:
         # Adding bfloat16 to float32 directly is 2.7 times slower on a CPU than casting into a scratch first.
         if self._scratch is None:
-            self._scratch = torch.empty(self._largest, dtype=torch.float32, device=gradient.device)
+            self._scratch = torch.empty(self._largest, dtype=self._flat.sum_dtype, device=gradient.device)
         return self._scratch[: gradient.numel()].view(gradient.shape).copy_(gradient)

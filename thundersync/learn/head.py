@@ -61,7 +61,8 @@ class Head:
 
 def all_logprobs(model: Any, hidden: Tensor, temperature: float) -> Tensor:
     """Logprobs [n, V] at final hidden states [n, H], as the model's own code would give them."""
-    logits = model.get_output_embeddings()(hidden).float()
+    logits = model.get_output_embeddings()(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     config = model.config.get_text_config()
     # The few families whose head is more than a matrix: Granite divides, Cohere multiplies, Gemma caps.
     if scaling := getattr(config, "logits_scaling", None):

@@ -55,6 +55,8 @@ class Setup(Request, frozen=True, kw_only=True, tag="setup"):
     teacher_path: str = ""
     """A frozen teacher of which the whole vocabulary counts: held here."""
     activation_checkpointing: bool = False
+    block_tokens: int = 1_000_000
+    """Longer rows are cut into blocks of this many tokens, one after another in memory."""
     resident_parts: int = 1_000_000
     """Parts kept on the device; more of them go to host memory."""
     seed: int = 0

@@ -40,7 +40,7 @@ def one_piece_gradient(
                 grads = torch.autograd.grad(loss, [p for _, p in flat.named], allow_unused=True)
                 for view, grad in zip(flat.views(gradient), grads, strict=True):
                     if grad is not None:
-                        view.add_(grad.float())
+                        view.add_(grad.to(view.dtype))
         return gradient
     finally:
         policy.config._attn_implementation = carried

@@ -37,8 +37,10 @@ class PartPool:
     device for the passes that add to it.
     """
 
-    def __init__(self, size: int, device: torch.device, *, resident: int = 1_000_000) -> None:
-        self._size, self._device, self._resident = size, device, resident
+    def __init__(
+        self, size: int, device: torch.device, *, resident: int = 1_000_000, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._size, self._device, self._resident, self._dtype = size, device, resident, dtype
         self._visits: list[Tensor] = []
         self._here: list[Tensor] = []
         self._away: list[Tensor] = []
@@ -74,8 +76,8 @@ class PartPool:
 
     def _new(self, *, spilled: bool) -> Tensor:
         if spilled:
-            return torch.zeros(self._size, dtype=torch.float32, pin_memory=self._device.type == "cuda")
-        return torch.zeros(self._size, dtype=torch.float32, device=self._device)
+            return torch.zeros(self._size, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        return torch.zeros(self._size, dtype=self._dtype, device=self._device)
 
 
 class CohortParts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from thundersync.learn.frozen import FrozenModels
 from thundersync.learn.head import Head
 from thundersync.learn.messages import PassReport, Row, RunPass, RunTurns, Terms
 from thundersync.learn.parts import Adjoint, CohortParts, PartPool, add_scaled
-from thundersync.learn.terms import Batch, Weighed, batch, weigh, without_last
+from thundersync.learn.terms import Batch, Piece, Weighed, Weighted, batch, cut_row, weigh
 
 
 class StepSum:
@@ -67,12 +68,15 @@ class StepGradient:
         shares_prompts: bool,
         frozen: FrozenModels,
         resident_parts: int = 1_000_000,
+        block_tokens: int = 1_000_000,
     ) -> None:
         self._policy, self._flat, self._terms = policy, flat, terms
         self._frozen = frozen
         self._sink = GradientSink(flat)
-        self._pool = PartPool(flat.size, flat.device, resident=resident_parts)
+        self._pool = PartPool(flat.size, flat.device, resident=resident_parts, dtype=flat.sum_dtype)
         self._shares_prompts = shares_prompts
+        # A sequence's whole ratio is not known block by block.
+        self._block_tokens = block_tokens if shares_prompts and terms.mismatch != "seq_mask" else 1_000_000
         self._sums = [StepSum(flat.zeros()) for _ in range(terms.sums.count)]
         self._prefix: Block | None = None
         self._groups: dict[str, OpenGroup] = {}
@@ -96,15 +100,51 @@ class StepGradient:
         batches = [*([shared] if shared else []), *([i] for i in range(len(request.rows)) if i not in shared)]
         report = PassReport(busy_s=0.0)
         for chosen in batches:
-            ancestors, skip = (group.ancestors, group.shared_tokens) if chosen is shared else ([], 0)
-            rows = batch([request.rows[i] for i in chosen], skip, self._flat.device)
-            block = Block(self._policy, rows.tokens, rows.labels, ancestors[-1] if ancestors else None)
-            values, weighed = self._forward(block, rows, [request.rows[i] for i in chosen])
-            if bad := _not_finite(values, weighed, rows):
-                return replace(report, busy_s=time.monotonic() - began, bad_rows=[chosen[i] for i in bad])
-            self._backward(block, values, weighed, request, group)
-            report = _add_measures(report, weighed, rows)
+            root, skip = (group.ancestors, group.shared_tokens) if chosen is shared else ([], 0)
+            rows = [request.rows[i] for i in chosen]
+            if any(len(row.token_ids) - skip > self._block_tokens for row in rows):
+                lines = [(cut_row(row, skip, self._block_tokens), [i]) for row, i in zip(rows, chosen, strict=True)]
+            else:
+                lines = [([Piece(rows=rows, start=skip)], chosen)]
+            for line, whose in lines:
+                report, bad = self._run_line(line, root, request, group, report)
+                if bad:
+                    return replace(report, busy_s=time.monotonic() - began, bad_rows=[whose[i] for i in bad])
         return replace(report, busy_s=time.monotonic() - began, parts=self._pool.lent)
+
+    def _run_line(
+        self, line: Sequence[Piece], root: Sequence[Block], request: RunPass, group: OpenGroup, report: PassReport
+    ) -> tuple[PassReport, list[int]]:
+        """Blocks that follow each other, the last first: a forward of each, then a backward for each destination.
+
+        Gives the report with their measures, and the rows that were not finite, which end it.
+        """
+        laid = [batch(piece.rows, piece.start, self._flat.device) for piece in line]
+        blocks: list[Block] = []
+        for rows in laid:
+            before = [*root, *blocks]
+            blocks.append(Block(self._policy, rows.tokens, rows.labels, before[-1] if before else None))
+            if len(blocks) < len(line):
+                blocks[-1].open()
+        owed: dict[int | None, list[Adjoint]] = {}
+        while blocks:
+            block, rows, piece = blocks.pop(), laid[len(blocks)], line[len(blocks)]
+            values, weighed = self._forward(block, rows, piece.rows)
+            if bad := _not_finite(values, weighed, rows):
+                return report, bad
+            destinations = _destinations(request, weighed)
+            for left, (destination, weights) in zip(reversed(range(len(destinations))), destinations, strict=True):
+                adjoints = owed.setdefault(destination, [[] for _ in line])
+                pull = partial(block.backward, values, weights, adjoints[len(blocks)], keep_graph=left > 0)
+                if destination is None:
+                    self._into_parts(request, group, pull)
+                else:
+                    self._into(destination, pull)
+                    self._owe(group, destination)
+                for index, earlier in enumerate(blocks):
+                    adjoints[index] = add_scaled(adjoints[index], earlier.take_adjoint(), 1.0)
+            report = _add_measures(report, weighed, rows)
+        return report, []
 
     def run_turns(self, request: RunTurns) -> PassReport:
         """Take a rollout's next turns into its branch; all their coefficients are known."""
@@ -114,8 +154,7 @@ class StepGradient:
             group = self._group(request.group_id, request.prompt)
             shared = request.row.token_ids[: group.shared_tokens] == group.shared
             branch = self._branches[request.branch_id] = Branch(self._policy, group.ancestors if shared else [])
-        # The last token predicts nothing yet: it belongs to the next turn's block.
-        rows = without_last(batch([request.row], branch.tokens, self._flat.device))
+        rows = batch([request.row], branch.tokens, self._flat.device)
         block = branch.grow(rows.tokens, rows.labels)
         values, weighed = self._forward(block, rows, [request.row])
         if _not_finite(values, weighed, rows):
@@ -211,21 +250,6 @@ class StepGradient:
         values = block.forward(head)
         return values, weigh(self._terms, rows, values, reference)
 
-    def _backward(
-        self, block: Block, values: list[Tensor], weighed: Weighed, request: RunPass, group: OpenGroup
-    ) -> None:
-        """One reverse pass per destination; the policy term joins the known ones that go to the same sum."""
-        known = dict(weighed.known)
-        waits = not request.direct and any(row.policy for row in request.rows)
-        if request.direct:
-            known[0] = [_plus(a, b) for a, b in zip(known.get(0, [None] * len(values)), weighed.policy, strict=True)]
-        for left, (index, weights) in zip(reversed(range(len(known))), known.items(), strict=True):
-            keep = left > 0 or waits
-            self._into(index, lambda w=weights, k=keep: block.backward(values, w, keep_graph=k))  # type: ignore[misc]
-            self._owe(group, index)
-        if waits:
-            self._into_parts(request, group, lambda: block.backward(values, weighed.policy))
-
     def _into_parts(self, request: RunPass, group: OpenGroup, work: Callable[[], None]) -> None:
         """Whatever `work` differentiates is added to the cohort's parts for the pass's reward."""
         parts = self._parts.get(request.cohort_id)
@@ -295,6 +319,19 @@ def _not_finite(values: Sequence[Tensor], weighed: Weighed, rows: Batch) -> list
     for tensor in (*values, *weights):
         wrong |= ~torch.isfinite(tensor.detach())
     return sorted(set(rows.row[wrong].tolist()))
+
+
+def _destinations(request: RunPass, weighed: Weighed) -> list[tuple[int | None, Weighted]]:
+    """Each sum, and the cohort's parts (None), with what goes there; a known advantage joins the first sum's terms."""
+    known = dict(weighed.known)
+    if request.direct:
+        known[0] = [
+            _plus(a, b) for a, b in zip(known.get(0, [None] * len(weighed.policy)), weighed.policy, strict=True)
+        ]
+    found: list[tuple[int | None, Weighted]] = list(known.items())
+    if not request.direct and any(row.policy for row in request.rows):
+        found.append((None, weighed.policy))
+    return found
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

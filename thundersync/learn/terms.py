@@ -7,9 +7,10 @@ ascent: what the step wants more of has a positive weight. Knows nothing of bloc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from thundersync.learn.blocks import NO_LABEL
@@ -41,6 +42,14 @@ class Batch:
     """Without padding."""
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Rows whose tokens from `start` on make one block; of what they sampled, only that block's labels are marked."""
+
+    rows: list[Row]
+    start: int
+
+
 @dataclass
 class Weighed:
     """What a forward's values weigh, and what was measured on the way."""
@@ -58,23 +67,25 @@ class Weighed:
 
 
 def batch(rows: Sequence[Row], skip: int, device: torch.device) -> Batch:
-    """Lay `rows` out; their first `skip` tokens lie in blocks before them."""
-    longest = max(len(row.token_ids) for row in rows) - skip
+    """Lay `rows` out; their first `skip` tokens lie in blocks before them. A row's last token predicts nothing, so it
+    is left out (and begins the next block, where one follows)."""
+    longest = max(len(row.token_ids) for row in rows) - skip - 1
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
     labels = torch.full((len(rows), longest), NO_LABEL)
     engine, teacher_logprobs = torch.zeros(len(rows), longest), torch.zeros(len(rows), longest)
     for i, row in enumerate(rows):
-        end = len(row.token_ids) - skip
+        end = len(row.token_ids) - skip - 1
         own = torch.tensor(row.token_ids[skip:])
         sampled = torch.tensor(row.sampled[skip + 1 :], dtype=torch.bool)
-        tokens[i, :end] = own
-        labels[i, : end - 1] = torch.where(sampled, own[1:], NO_LABEL)
-        engine[i, : end - 1] = torch.tensor(row.logprobs[skip + 1 :])
+        tokens[i, :end] = own[:-1]
+        labels[i, :end] = torch.where(sampled, own[1:], NO_LABEL)
+        engine[i, :end] = torch.tensor(row.logprobs[skip + 1 :])
         if row.teacher_logprobs:
-            teacher_logprobs[i, : end - 1] = torch.tensor(row.teacher_logprobs[skip + 1 :])
+            teacher_logprobs[i, :end] = torch.tensor(row.teacher_logprobs[skip + 1 :])
     at = labels != NO_LABEL
     of = at.nonzero()[:, 0]
-    per_row = torch.tensor([[row.policy, row.kl, row.entropy, row.teacher] for row in rows])[of]
+    weights = [[row.policy, row.kl, row.entropy, row.teacher] for row in rows]
+    per_row = torch.tensor(weights, dtype=torch.float64)[of]
     told = [(ids, logprobs) for row in rows for ids, logprobs in zip(row.top_ids, row.top_logprobs, strict=True)]
     best = None
     if told:
@@ -94,13 +105,29 @@ def batch(rows: Sequence[Row], skip: int, device: torch.device) -> Batch:
         teacher=teacher,
         teacher_logprobs=teacher_logprobs[at].to(device) if any(row.teacher_logprobs for row in rows) else None,
         best=best,
-        real_tokens=sum(len(row.token_ids) - skip for row in rows),
+        real_tokens=sum(len(row.token_ids) - skip - 1 for row in rows),
     )
 
 
-def without_last(laid: Batch) -> Batch:
-    """`laid` less its last position, which predicts nothing."""
-    return replace(laid, tokens=laid.tokens[:, :-1], labels=laid.labels[:, :-1], real_tokens=laid.real_tokens - 1)
+def cut_row(row: Row, start: int, size: int) -> list[Piece]:
+    """`row` from `start` on in pieces of `size` tokens. A block's last position predicts the next block's first token."""
+    pieces = []
+    end = len(row.token_ids)
+    for begin in range(start, end - 1, size):
+        stop = min(begin + size, end - 1)
+        before, own = sum(row.sampled[: begin + 1]), sum(row.sampled[begin + 1 : stop + 1])
+        mark = [begin < i <= stop and sampled for i, sampled in enumerate(row.sampled[: stop + 1])]
+        part = structs.replace(
+            row,
+            token_ids=row.token_ids[: stop + 1],
+            sampled=mark,
+            logprobs=row.logprobs[: stop + 1],
+            teacher_logprobs=row.teacher_logprobs[: stop + 1],
+            top_ids=row.top_ids[before : before + own],
+            top_logprobs=row.top_logprobs[before : before + own],
+        )
+        pieces.append(Piece(rows=[part], start=begin))
+    return pieces
 
 
 @torch.no_grad()

@@ -103,6 +103,7 @@ class Worker:
             shares_prompts=shares_prompts,
             frozen=self._frozen,
             resident_parts=request.resident_parts,
+            block_tokens=request.block_tokens,
         )
         self._ranks = Ranks.join(
             request.rank, request.world, request.rendezvous, request.device, timeout_s=request.timeout_s

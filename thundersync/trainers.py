@@ -58,6 +58,7 @@ def setups(
             lora=lora_of(config),
             teacher_path=teacher_path,
             activation_checkpointing=config.trainer.activation_checkpointing,
+            block_tokens=config.trainer.micro_batch_tokens,
             resident_parts=resident,
             seed=config.seed,
             rank=rank,

@@ -110,7 +110,7 @@ def batch(rows: Sequence[Row], skip: int, device: torch.device) -> Batch:
 
 
 def cut_row(row: Row, start: int, size: int) -> list[Piece]:
-    """`row` from `start` on in pieces of `size` tokens. A block's last position predicts the next block's first token."""
+    """`row` from `start` on in pieces of `size` tokens, each of which predicts the first token of the next."""
     pieces = []
     end = len(row.token_ids)
     for begin in range(start, end - 1, size):

@@ -23,6 +23,7 @@ OWNERS = {
         "thundersync/monitor/",
         "thundersync/doctor/",
         "thundersync/session.py",
+        "thundersync/verify/report.py",
         "thundersync/__main__.py",
     ),
 }

@@ -71,6 +71,27 @@ def evaluate(
 
 
 @app.command()
+def verify(
+    config: ConfigPath,
+    set_: Overrides = None,
+    groups: Annotated[int, typer.Option(min=1, help="Most groups of the recorded step.")] = 2,
+    size: Annotated[int, typer.Option(min=1, help="Most rollouts of each.")] = 4,
+    json: Annotated[Path | None, typer.Option(help="Also write what was found to this file.", metavar="FILE")] = None,
+) -> None:
+    """Compare streamed gradients with the one-piece gradient on rollouts of this configuration; commits nothing."""
+    from thundersync.config_file import read_config
+    from thundersync.session import check, verify_once
+
+    console = Console()
+
+    def work() -> int:
+        loaded = read_config(config, set_ or ()).config
+        return verify_once(loaded, groups=groups, size=size, json=json, console=console)
+
+    raise typer.Exit(check(work, console))
+
+
+@app.command()
 def monitor(
     target: Annotated[str, typer.Argument(help="A run's folder, or the address of its feed.", metavar="RUN|ENDPOINT")],
     plain: Plain = False,

@@ -20,7 +20,7 @@ from sandboxes import Runtime
 from thundersync import trainers
 from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, RolloutConfig
-from thundersync.core.types import Message, SampledTurn, Task
+from thundersync.core.types import FinalContent, Message, SampledTurn, Task
 from thundersync.evaluation import Evaluator
 from thundersync.generate.base import Generator
 from thundersync.generate.shorter_context import ShorterContext
@@ -44,7 +44,7 @@ from thundersync.monitor.gauges import GaugeReader
 from thundersync.opening import open_run
 from thundersync.placement import Placement
 from thundersync.refusals import refuse_long_prompts, refuse_network, refuse_overlap
-from thundersync.rollout.agent import ShellAgent
+from thundersync.rollout.agent import OnContent, ShellAgent
 from thundersync.rollout.dialogue import Renderer
 from thundersync.rollout.prompts import load_prompt
 from thundersync.rollout.protocol import BASH_TOOL
@@ -58,6 +58,7 @@ from thundersync.step import StepDriver
 from thundersync.tasks.harbor import load_tasks
 from thundersync.tasks.source import TaskSource
 from thundersync.teaching import longer_by, refuse_untold, teacher_paths, told_prompts
+from thundersync.verify.audit import Auditor
 
 
 class Parts(msgspec.Struct, kw_only=True):
@@ -183,7 +184,11 @@ async def build(
             itself.bind(turn.policy_version)
         driver.sampled(turn)
 
-    def agent(rollout: RolloutConfig, on_turn: OnTurn | None = None) -> ShellAgent:
+    def content(final: FinalContent) -> None:
+        assert driver is not None
+        driver.content(final)
+
+    def agent(rollout: RolloutConfig, on_turn: OnTurn | None = None, on_content: OnContent | None = None) -> ShellAgent:
         return ShellAgent(
             renderer=renderer,
             runtime=runtime,
@@ -195,6 +200,7 @@ async def build(
             pids=config.sandbox.pids,
             labels={"thundersync.run": folder.name},
             on_turn=on_turn,
+            on_content=on_content,
         )
 
     def runner(which: ShellAgent) -> RolloutRunner:
@@ -219,9 +225,18 @@ async def build(
         )
     elif config.teacher:
         scorer = held_teacher
+    auditor = None
+    if config.stream.verify_every:
+        auditor = Auditor(config, workers, dtype=placement.dtype, keep=folder.write_rollouts, emit=emit)
     driver = StepDriver(
         config,
-        runner=runner(agent(config.rollout, sampled if scorer is not None else None)),
+        runner=runner(
+            agent(
+                config.rollout,
+                on_turn=sampled if scorer is not None else None,
+                on_content=content if config.stream.release == "content" else None,
+            )
+        ),
         generators=generators,
         workers=workers,
         shares_prompts=ready.shares_prompts,
@@ -230,6 +245,7 @@ async def build(
         policy_version=state.policy_version,
         emit=emit,
         scorer=scorer,
+        auditor=auditor,
     )
     if not ready.shares_prompts:
         emit(Warned(at_s=time.time(), text="this model cannot be cut into blocks: prompts are not shared"))

@@ -163,6 +163,12 @@ def _self_teacher(teacher: TeacherConfig, where: str) -> Iterator[str]:
 
 def _stream(config: Config) -> Iterator[str]:
     stream, kind = config.stream, config.algo.type
+    terms = config.algo.entropy_coef or (config.algo.kl_coef and config.algo.kl_type != "k1")
+    if stream.release == "content" and terms:
+        yield (
+            'stream.release = "content" holds a gradient that may be thrown away, and the KL and entropy terms go '
+            "straight into the step's sums: leave them out, or release at the reward"
+        )
     if stream.release == "content" and kind in DISTILLING:
         yield f'stream.release = "content" is meaningless with algo.type = {shown(kind)}: it waits for no reward'
     if stream.turns in ("forward", "immediate") and kind not in DISTILLING:

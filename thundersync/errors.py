@@ -94,6 +94,14 @@ class StepWithoutScore(ThundersyncError):
     """Not one rollout of a step could be scored: the world is down, and going on would burn the run."""
 
 
+class ExactnessLost(ThundersyncError):
+    """A streamed gradient is further from the one-piece gradient than rounding explains."""
+
+
+class NothingToVerify(ThundersyncError):
+    """The recorded step has no gradient, so comparing it would prove nothing."""
+
+
 class Diverged(ThundersyncError):
     """Several commits in a row had a gradient that is not finite."""
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from queue import SimpleQueue
 from statistics import fmean
 from typing import Any
@@ -29,6 +30,8 @@ from thundersync.errors import ConfigError, ThundersyncError
 from thundersync.generate.child import pin
 from thundersync.monitor.view import show
 from thundersync.placement import place_here
+from thundersync.verify import report
+from thundersync.verify.proof import prove
 
 INTERRUPTED = 130
 FORCED = 137
@@ -76,6 +79,37 @@ def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
         for task_id, rewards in sorted(result.per_task.items()):
             table.add_row(task_id, " ".join(f"{reward:g}" for reward in rewards), f"{fmean(rewards):.2f}")
         console.print(table)
+
+    return run_to_the_end(work(), console, voice=voice)
+
+
+def verify_once(config: Config, *, groups: int, size: int, json: Path | None, console: Console) -> int:
+    """A proof of exactness in a folder of its own (`verify-...`): prints a table, and fails if a way is not exact.
+
+    At most `groups` x `size` rollouts are taken, whatever a step of the configuration has.
+    """
+    algo = config.algo
+    size = min(size, algo.group_size)
+    small = msgspec.structs.replace(
+        algo,
+        prompts_per_step=min(groups, algo.prompts_per_step),
+        group_size=size,
+        min_group_size=min(size, algo.min_group_size),
+    )
+    own = msgspec.structs.replace(
+        config, name=f"verify-{config.name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}", algo=small, eval=None
+    )
+    voice = Voice(console)
+
+    async def work() -> None:
+        placement = place_here(own)
+        async with Engine(own, placement=placement, say=voice.say) as engine:
+            proof = await prove(own, engine.parts, placement, say=voice.say)
+        voice.close()  # its last sentence comes before the table
+        console.print(report.table(proof))
+        if json is not None:
+            report.write_json(proof, json)
+        report.refuse_inexact(proof)
 
     return run_to_the_end(work(), console, voice=voice)
 

@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from msgspec import Struct
@@ -18,7 +19,18 @@ from msgspec import Struct
 from thundersync.config import Config
 from thundersync.core.ledger import Ledger
 from thundersync.core.turn_ledger import TurnLedger
-from thundersync.core.types import GroupId, Rollout, SampledTurn, Scored, Task, TaskId, group_id, rollout_id
+from thundersync.core.types import (
+    FinalContent,
+    GroupId,
+    Rollout,
+    RolloutId,
+    SampledTurn,
+    Scored,
+    Task,
+    TaskId,
+    group_id,
+    rollout_id,
+)
 from thundersync.errors import Diverged
 from thundersync.generate.base import Generator, WeightArena
 from thundersync.learn import messages as m
@@ -28,6 +40,7 @@ from thundersync.learn.turn_stream import Scorer, TurnStream
 from thundersync.monitor.events import AnyEvent, StepCommitted, StepOpened, Warned, WeightsPublished
 from thundersync.recipe import kl_in_reward, measured_terms, objective_of, turn_schedule
 from thundersync.rollout.runner import GroupPlan, RolloutRunner
+from thundersync.verify.audit import Auditor
 
 R = TypeVar("R", bound=m.Reply)
 NONFINITE_LIMIT = 3
@@ -48,6 +61,15 @@ class StepResult(Struct, frozen=True, kw_only=True):
     rollouts: list[Rollout]
 
 
+@dataclass(frozen=True)
+class WorkedStep:
+    """A step that owes nothing and is not committed."""
+
+    stream: GradientStream | TurnStream
+    groups: dict[GroupId, list[RolloutId]]
+    prompts: dict[GroupId, list[int]]
+
+
 class StepDriver:
     """Runs steps one after another; holds the policy version and the running estimates of task times."""
 
@@ -64,18 +86,21 @@ class StepDriver:
         policy_version: int,
         emit: Callable[[AnyEvent], None],
         scorer: Scorer | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
-        """`max_parts`: of open cohorts, in each worker. With a `scorer`, turns are distilled instead of rewarded."""
+        """`max_parts`: of open cohorts, in each worker. With a `scorer`, turns are distilled instead of rewarded; an
+        `auditor` looks at some steps right before their commit."""
         self._config = config
         self._runner = runner
         self._generators = generators
         self._workers = list(workers)
         self._objective = objective_of(config)
-        self._shares_prompts = shares_prompts
+        self.shares_prompts = shares_prompts
         self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
-        self._max_parts = max_parts
+        self.max_parts = max_parts
         self._scorer = scorer
+        self._auditor = auditor
         self._emit = emit
         self._expected_s: dict[TaskId, float] = {}
         self.policy_version = policy_version
@@ -84,41 +109,20 @@ class StepDriver:
 
     async def run(self, step: int, tasks: Sequence[Task]) -> StepResult:
         """Open, work, commit, publish. Raises an ExceptionGroup of what broke."""
-        algo, began_s = self._config.algo, time.monotonic()
-        plans = [_plan(step, index, task, algo.group_size) for index, task in enumerate(tasks)]
-        prompts = await asyncio.to_thread(self._prompts, plans)
-        stream = self.stream = self._open(plans, prompts)
-        self._emit(
-            StepOpened(
-                at_s=time.time(),
-                step=step,
-                policy_version=self.policy_version,
-                group_ids=[plan.group_id for plan in plans],
-                task_ids=[plan.task.task_id for plan in plans],
-                group_size=algo.group_size,
-            )
-        )
+        began_s = time.monotonic()
         engines_before = [generator.stats() for generator in self._generators]
-        async with asyncio.TaskGroup() as tasks_of_step:
-            tasks_of_step.create_task(stream.run(), name="gradient-stream")
-            tasks_of_step.create_task(
-                self._runner.run(
-                    plans,
-                    policy_version=self.policy_version,
-                    on_rollout=stream.land,
-                    on_retry=stream.attempt_ended,
-                    expected_s=dict(self._expected_s),
-                ),
-                name="rollouts",
-            )
+        stream = (await self.work(step, tasks)).stream
+        audited = {}
+        if self._auditor is not None and self._auditor.wants(step) and not (stream.empty or stream.bad):
+            audited = await self._auditor.audit(step, stream)
         worked_s = time.monotonic()
         self._learn_times(stream.rollouts)
         bound_to = self.policy_version
         committed, publish_s = await self._commit(step, stream)
         empty = committed is None or not committed.finite
         step_s = time.monotonic() - began_s
-        metrics = step_metrics(stream, groups=len(plans), bound_to=bound_to)
-        metrics |= stream.sums.metrics(measured_terms(self._config))
+        metrics = step_metrics(stream, groups=len(tasks), bound_to=bound_to)
+        metrics |= stream.sums.metrics(measured_terms(self._config)) | audited
         engines = [(b, g.stats()) for b, g in zip(engines_before, self._generators, strict=True)]
         commit_s = committed.busy_s if committed is not None else 0.0
         metrics |= {
@@ -151,10 +155,48 @@ class StepDriver:
             step=step, policy_version=self.policy_version, empty=empty, metrics=metrics, rollouts=rollouts
         )
 
+    async def work(self, step: int, tasks: Sequence[Task]) -> WorkedStep:
+        """Open a step and work it until it owes nothing; its gradient is then in the workers, and nothing is committed.
+
+        Raises an ExceptionGroup of what broke.
+        """
+        algo = self._config.algo
+        plans = [_plan(step, index, task, algo.group_size) for index, task in enumerate(tasks)]
+        prompts = await asyncio.to_thread(self._prompts, plans)
+        stream = self.stream = self._open(plans, prompts)
+        self._emit(
+            StepOpened(
+                at_s=time.time(),
+                step=step,
+                policy_version=self.policy_version,
+                group_ids=[plan.group_id for plan in plans],
+                task_ids=[plan.task.task_id for plan in plans],
+                group_size=algo.group_size,
+            )
+        )
+        async with asyncio.TaskGroup() as tasks_of_step:
+            tasks_of_step.create_task(stream.run(), name="gradient-stream")
+            tasks_of_step.create_task(
+                self._runner.run(
+                    plans,
+                    policy_version=self.policy_version,
+                    on_rollout=stream.land,
+                    on_retry=stream.attempt_ended,
+                    expected_s=dict(self._expected_s),
+                ),
+                name="rollouts",
+            )
+        return WorkedStep(stream=stream, groups={plan.group_id: plan.rollout_ids for plan in plans}, prompts=prompts)
+
     def sampled(self, turn: SampledTurn) -> None:
         """A turn of the open step was sampled: its teacher is asked at once."""
         assert isinstance(self.stream, TurnStream)
         self.stream.sampled(turn)
+
+    def content(self, content: FinalContent) -> None:
+        """The tokens of one of the open step's rollouts are final: its backward may begin while its checker runs."""
+        assert isinstance(self.stream, GradientStream)
+        self.stream.content(content)
 
     def _open(self, plans: Sequence[GroupPlan], prompts: Mapping[GroupId, list[int]]) -> GradientStream | TurnStream:
         """The step's stream: of turns where a teacher scores them, of rollouts where a checker rewards them."""
@@ -170,7 +212,7 @@ class StepDriver:
                 policy_version=self.policy_version,
                 prompts=prompts,
                 prefix=prefix,
-                schedule=turn_schedule(self._config, may_be_cut=self._shares_prompts),
+                schedule=turn_schedule(self._config, may_be_cut=self.shares_prompts),
                 lazy=lazy,
                 max_tokens=self._config.trainer.micro_batch_tokens,
                 stall_timeout_s=self._config.stall_timeout_s,
@@ -188,10 +230,10 @@ class StepDriver:
             policy_version=self.policy_version,
             prompts=prompts,
             prefix=prefix,
-            shares_prompts=self._shares_prompts,
+            shares_prompts=self.shares_prompts,
             lazy=lazy,
             max_tokens=self._config.trainer.micro_batch_tokens,
-            max_parts=self._max_parts,
+            max_parts=self.max_parts,
             stall_timeout_s=self._config.stall_timeout_s,
             emit=self._emit,
             kl_in_reward=kl_in_reward(self._config),

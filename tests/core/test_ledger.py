@@ -1,10 +1,13 @@
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thundersync.core import ready_queue
 from thundersync.core.advantage import AdvantageRule
-from thundersync.core.ledger import Ledger, MemberState
+from thundersync.core.ledger import Ledger
+from thundersync.core.members import Hold, MemberState
 from thundersync.core.objective import Objective, Tally
 from thundersync.errors import LedgerError
 
@@ -190,11 +193,19 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
     weight: dict[str, float] = {}
     known: dict[str, int] = dict.fromkeys(ids, 0)
     in_part: dict[tuple[str, int], list[str]] = {}
+    held: dict[str, str] = {}
+    unfinished: list[Hold] = []
 
     def work(worker: int) -> bool:
         chosen = next_pass(ledger, max_parts=parts, max_tokens=max_tokens, worker=worker)
         if chosen is None:
             return False
+        if chosen.held:
+            (rollout_id,) = chosen.rollout_ids
+            hold = ledger.hold(rollout_id, name=f"{rollout_id}/{attempt[rollout_id]}", worker=worker)
+            held[hold.name] = rollout_id
+            unfinished.append(hold)
+            return True
         begin(ledger, chosen.rollout_ids, in_part=chosen.advantages is None, worker=worker)
         for index, rollout_id in enumerate(chosen.rollout_ids):
             known[rollout_id] += 1
@@ -206,7 +217,19 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
         ledger.worked(chosen.rollout_ids)
         return True
 
+    def settle() -> None:
+        room = partial(ready_queue.may_open, ledger, max_parts=parts + 1)
+        for settlement in ledger.settlements(room=room):
+            rollout_id = held.pop(settlement.hold)
+            if settlement.advantage is None:
+                in_part.setdefault((settlement.cohort_id, settlement.worker), []).append(rollout_id)
+            elif settlement.hold == f"{rollout_id}/{attempt[rollout_id]}":
+                weight[rollout_id] = settlement.advantage
+            else:
+                assert settlement.advantage == 0.0  # of an attempt that failed
+
     def close() -> None:
+        settle()
         for closing in ledger.closings():
             for worker in closing.workers:
                 for rollout_id in in_part.pop((closing.cohort_id, worker), []):
@@ -214,8 +237,20 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
                     assert reward is not None
                     weight[rollout_id] = closing.join.advantage(reward) if closing.join else 0.0
 
+    attempt = dict.fromkeys(ids, 1)
     for rollout_id in arrivals:
         reward = fate[rollout_id]
+        while not ledger.objective.weights(1).known and data.draw(st.booleans(), label="content first"):
+            ledger.content(rollout_id, longest=10)
+            if data.draw(st.booleans()):
+                work(data.draw(st.integers(0, workers - 1)))
+            if unfinished and data.draw(st.booleans()):
+                unfinished.pop().done = True
+            if data.draw(st.booleans(), label="the checker fails"):
+                ledger.withdrawn(rollout_id)
+                attempt[rollout_id] += 1
+            else:
+                break
         if reward is None:
             ledger.failed(rollout_id)
         else:
@@ -224,11 +259,14 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
             work(data.draw(st.integers(0, workers - 1)))
         assert all(ready_queue.parts_in_use(ledger, worker) <= parts for worker in range(workers))
         close()
-    while any(work(worker) for worker in range(workers)):
-        pass
+    while unfinished or any(work(worker) for worker in range(workers)):
+        while unfinished:
+            unfinished.pop().done = True
+        close()
     close()
     assert ledger.settled, ledger.owes()
     assert not in_part
+    assert not held
     for cohort in ledger.cohorts:
         for group in cohort.groups:
             voters = [m for m in group.members.values() if m.state is not MemberState.FAILED]

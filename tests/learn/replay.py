@@ -19,7 +19,7 @@ from thundersync.core.advantage import AdvantageRule, advantages
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import LossAggregation, Objective, SeparableObjective
 from thundersync.core.turn_ledger import TurnLedger
-from thundersync.core.types import Failed, Outcome, Rollout, SampledTurn, Scored, TokenSequence, Turn
+from thundersync.core.types import Failed, FinalContent, Outcome, Rollout, SampledTurn, Scored, TokenSequence, Turn
 from thundersync.learn import messages as m
 from thundersync.learn.blocks import use_block_attention
 from thundersync.learn.flat import FlatParameters
@@ -173,8 +173,10 @@ async def replay(
     max_tokens: int = 10_000,
     max_parts: int = 100,
     eager: bool = True,
+    content: bool = False,
 ) -> tuple[Ledger, InProcessLink]:
-    """Land the rollouts in `order`; `eager` lets the workers take what they can between two arrivals."""
+    """Land the rollouts in `order`; `eager` lets the workers take what they can between two arrivals. With `content`
+    the tokens come two arrivals before the reward, and some checkers fail once."""
     workers = [worker] if isinstance(worker, Worker) else list(worker)
     links = [InProcessLink(each, index) for index, each in enumerate(workers)]
     ledger = Ledger(
@@ -199,10 +201,19 @@ async def replay(
     )
 
     async def arrive() -> None:
-        for index in order if order is not None else range(len(step.rollouts)):
-            await stream.land(step.rollouts[index])
-            for _ in range(20 if eager else 0):
-                await asyncio.sleep(0)
+        coming = [step.rollouts[index] for index in (order if order is not None else range(len(step.rollouts)))]
+        for index in range(len(coming) + 2):
+            if content and index < len(coming):
+                stream.content(_final(coming[index], attempt=1))
+                if index % 3 == 0:
+                    await _pause(eager)
+                    stream.attempt_ended(coming[index])
+                    stream.content(_final(coming[index], attempt=2))
+                await _pause(eager)
+            late = index - 2 if content else index
+            if 0 <= late < len(coming):
+                await stream.land(coming[late])
+                await _pause(eager)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stream.run())
@@ -210,6 +221,21 @@ async def replay(
     assert ledger.settled
     assert not stream.bad
     return ledger, links[0]
+
+
+async def _pause(eager: bool) -> None:
+    for _ in range(20 if eager else 0):
+        await asyncio.sleep(0)
+
+
+def _final(rollout: Rollout, *, attempt: int) -> FinalContent:
+    return FinalContent(
+        rollout_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        attempt=attempt,
+        sequences=rollout.sequences,
+        policy_version=0,
+    )
 
 
 async def replay_turns(worker: Worker, prompts: dict[str, list[int]], turns: Sequence[Any], **options: Any) -> Tensor:

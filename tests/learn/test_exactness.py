@@ -183,6 +183,21 @@ async def test_long_rows_cut_into_blocks_give_the_same_gradient(model: Path, tmp
             assert rp.relative_l2(got, expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_pp"])
+async def test_gradients_held_while_checkers_run_go_where_their_rewards_say(
+    workers: list[Worker], model: Path, kind: str
+) -> None:
+    for seed in (42, 43, 44):
+        step = rp.record(seed, rewards=(0.0, 0.5, 1.0), failed=0.1, forked=0.1, size=5)
+        expected = textbook.gradient(model, step, kind=kind, agg=KINDS[kind][1], mismatch="tis")
+        for count, parts in ((1, 100), (2, 4), (1, 1)):
+            ledger, link = await rp.replay(
+                workers[:count], step, objective=KINDS[kind][0], content=True, max_parts=parts, max_tokens=30
+            )
+            assert any(isinstance(request, m.RunHeld) for request in link.requests)
+            assert rp.relative_l2(rp.gradient_of(workers[:count], ledger), expected) < TOLERANCE
+
+
 async def test_a_reversed_order_gives_the_same_gradient_up_to_rounding(worker: Worker) -> None:
     step = rp.record(11, rewards=(0.0, 0.5, 1.0), size=8)
     forward, _ = await rp.replay(worker, step)

@@ -2,118 +2,32 @@
 
 Pure bookkeeping. Membership is fixed before anything runs, so arrival order never decides it. The ledger says what
 each member may do next; the actor that feeds the trainer does it and reports back. An impossible report raises
-LedgerError: nothing is counted twice, nothing is dropped silently.
-
-A *cohort* is whose rewards are compared: a group, or (REINFORCE++) all groups of the step.
+LedgerError: nothing is counted twice, nothing is dropped silently. Members, groups and cohorts are in `members`.
 """
 
-import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from thundersync.core.advantage import JoinScalars
+from thundersync.core.members import SETTLED, Cohort, Group, Hold, Member, MemberState
 from thundersync.core.objective import SeparableObjective, Tally
 from thundersync.core.types import GroupId, RolloutId
 from thundersync.errors import LedgerError
 
 
-class MemberState(enum.Enum):
-    """Life of one rollout in the ledger."""
+class Settlement(Struct, frozen=True, kw_only=True):
+    """A held gradient's reward is known: add it under its advantage, or to its cohort's parts, or throw it away."""
 
-    PENDING = "pending"  # its reward has not landed
-    READY = "ready"  # rewarded, its backward not begun
-    WORKING = "working"  # a worker has it
-    WORKED = "worked"  # its gradient is in a part or in the step's sums
-    SKIPPED = "skipped"  # its gradient is known to be zero
-    FAILED = "failed"  # its world failed for good; it never votes
-
-
-_SETTLED = {MemberState.WORKED, MemberState.SKIPPED, MemberState.FAILED}
-
-
-class Member:
-    """One rollout of a group."""
-
-    def __init__(self, rollout_id: RolloutId) -> None:
-        self.rollout_id = rollout_id
-        self.state = MemberState.PENDING
-        self.reward: float | None = None
-        self.rows = 0
-        self.longest = 0
-        self.sampled_tokens = 0
-        self.worker: int | None = None
-        self.in_part = False
-        """True once its gradient went (or is going) into its cohort's parts instead of the step's sums."""
-
-    @property
-    def votes(self) -> bool:
-        return self.reward is not None and self.state is not MemberState.FAILED
-
-
-class Group:
-    """The rollouts of one task in this step."""
-
-    def __init__(self, group_id: GroupId, rollout_ids: Sequence[RolloutId], min_size: int) -> None:
-        self.group_id = group_id
-        self.members = {rollout_id: Member(rollout_id) for rollout_id in rollout_ids}
-        self._min_size = min_size
-
-    @property
-    def rewards(self) -> list[float]:
-        """Of the members that vote, in member order, never in arrival order."""
-        return [m.reward for m in self.members.values() if m.votes and m.reward is not None]
-
-    @property
-    def missing(self) -> int:
-        """Members whose reward has not landed."""
-        return sum(m.state is MemberState.PENDING for m in self.members.values())
-
-    @property
-    def counts(self) -> bool:
-        """Enough members vote already: whatever still fails, the group will not be dropped."""
-        return len(self.rewards) >= self._min_size
-
-    @property
-    def dropped(self) -> bool:
-        return self.missing == 0 and not self.counts
-
-    @property
-    def ready(self) -> list[Member]:
-        return [m for m in self.members.values() if m.state is MemberState.READY]
-
-
-class Cohort:
-    """Groups whose rewards are compared with each other."""
-
-    def __init__(self, cohort_id: str, groups: Sequence[Group]) -> None:
-        self.cohort_id = cohort_id
-        self.groups = list(groups)
-        self.base: float | None = None
-        """The first landed reward: the centre of the reward part."""
-        self.closed = False
-
-    @property
-    def members(self) -> list[Member]:
-        return [member for group in self.groups for member in group.members.values()]
-
-    @property
-    def rewards(self) -> list[float]:
-        return [reward for group in self.groups if not group.dropped for reward in group.rewards]
-
-    @property
-    def missing(self) -> int:
-        return sum(group.missing for group in self.groups)
-
-    @property
-    def complete(self) -> bool:
-        return self.missing == 0
-
-    def holders(self) -> set[int]:
-        """Workers that hold a part of the cohort."""
-        if self.closed:
-            return set()
-        return {m.worker for m in self.members if m.in_part and m.worker is not None}
+    hold: str
+    worker: int
+    rollout_id: RolloutId
+    group_id: GroupId
+    cohort_id: str
+    advantage: float | None
+    """None: into the parts, for `reward`."""
+    reward: float = 0.0
+    base: float = 0.0
 
 
 class Closing(Struct, frozen=True, kw_only=True):
@@ -150,6 +64,7 @@ class Ledger:
         self._cohort_of = {group.group_id: cohort for cohort in self.cohorts for group in cohort.groups}
         self._group_of = {r: g for g, rollout_ids in groups.items() for r in rollout_ids}
         self._skip_flat = skip_flat
+        self.holds: list[Hold] = []
         if len(self._group_of) != sum(len(r) for r in groups.values()):
             raise LedgerError("a rollout id stands in the step twice", remedy="Report it with the run folder.")
 
@@ -166,17 +81,77 @@ class Ledger:
 
     def scored(self, rollout_id: RolloutId, reward: float, *, sampled_tokens: int, longest: int, rows: int = 1) -> None:
         """A reward has landed. The piece has `rows` token sequences, `longest` tokens beyond what its group shares."""
-        cohort, member = self.cohort_of(rollout_id), self._member(rollout_id, MemberState.PENDING)
+        cohort, member = self.cohort_of(rollout_id), self._missing(rollout_id)
         member.reward, member.rows, member.longest, member.sampled_tokens = reward, rows, longest, sampled_tokens
-        member.state = MemberState.READY
+        if member.hold is None:
+            member.state = MemberState.READY
         if cohort.base is None:
             cohort.base = reward
         self._skip_zeros(cohort)
 
     def failed(self, rollout_id: RolloutId) -> None:
         """No attempt is left: the group goes on with the others."""
+        self.withdrawn(rollout_id)
         self._member(rollout_id, MemberState.PENDING).state = MemberState.FAILED
         self._skip_zeros(self.cohort_of(rollout_id))
+
+    def content(self, rollout_id: RolloutId, *, longest: int, rows: int = 1) -> None:
+        """The tokens of a rollout are final while its checker runs: its backward may begin, to be held."""
+        member = self._member(rollout_id, MemberState.PENDING)
+        member.rows, member.longest, member.state = rows, longest, MemberState.CONTENT
+
+    def withdrawn(self, rollout_id: RolloutId) -> None:
+        """The attempt failed; whatever was held of it is thrown away, and the rollout has no tokens again."""
+        member = self._missing(rollout_id)
+        if member.hold is not None:
+            member.hold.doomed, member.hold = True, None
+        member.state = MemberState.PENDING
+
+    def hold(self, rollout_id: RolloutId, *, name: str, worker: int) -> Hold:
+        """A pass over a piece without a reward was given to a worker; it keeps the gradient under `name`."""
+        member = self._member(rollout_id, MemberState.CONTENT)
+        member.hold = Hold(rollout_id, name, worker)
+        member.state = MemberState.HELD
+        self.holds.append(member.hold)
+        self.cohort_of(rollout_id).workers.add(worker)
+        return member.hold
+
+    def settlements(self, *, room: Callable[[int], bool]) -> list[Settlement]:
+        """What can be done now with held gradients, each returned once; `room`: a worker can open a cohort's parts."""
+        found = []
+        for hold in [hold for hold in self.holds if hold.done]:
+            settlement = self._settle(hold, room)
+            if settlement is not None:
+                found.append(settlement)
+                self.holds.remove(hold)
+        return found
+
+    def _settle(self, hold: Hold, room: Callable[[int], bool]) -> Settlement | None:
+        cohort = self.cohort_of(hold.rollout_id)
+        group = self.group_of(hold.rollout_id)
+        member = group.members[hold.rollout_id]
+        advantage: float | None = None
+        if hold.doomed:
+            advantage = 0.0
+        elif member.reward is None:
+            return None
+        elif cohort.complete:
+            advantage = self.advantage(hold.rollout_id) if self.wanted(member) else 0.0
+        elif not (self.may_stream(group) and (hold.worker in cohort.holders() or room(hold.worker))):
+            return None
+        if not hold.doomed:
+            member.hold, member.state, member.worker = None, MemberState.WORKED, hold.worker
+            member.in_part = advantage is None
+        return Settlement(
+            hold=hold.name,
+            worker=hold.worker,
+            rollout_id=hold.rollout_id,
+            group_id=group.group_id,
+            cohort_id=cohort.cohort_id,
+            advantage=advantage,
+            reward=member.reward or 0.0,
+            base=cohort.base or 0.0,
+        )
 
     def signal(self, cohort: Cohort) -> bool | None:
         """Of a complete cohort: do its rewards differ? None: not complete yet."""
@@ -219,6 +194,7 @@ class Ledger:
         for rollout_id in rollout_ids:
             member = self._member(rollout_id, MemberState.READY)
             member.state, member.worker, member.in_part = MemberState.WORKING, worker, in_part
+            self.cohort_of(rollout_id).workers.add(worker)
 
     def worked(self, rollout_ids: Sequence[RolloutId]) -> None:
         for rollout_id in rollout_ids:
@@ -231,7 +207,7 @@ class Ledger:
     @property
     def settled(self) -> bool:
         """The step owes nothing: every member is settled and every cohort closed."""
-        return all(c.closed and all(m.state in _SETTLED for m in c.members) for c in self.cohorts)
+        return not self.holds and all(c.closed and all(m.state in SETTLED for m in c.members) for c in self.cohorts)
 
     def counted_groups(self) -> list[Group]:
         """Groups whose members vote in the denominators: complete and not dropped."""
@@ -253,9 +229,7 @@ class Ledger:
 
     def owes(self) -> str:
         """For the watchdog: what the step is still waiting for, in one line."""
-        waiting = [
-            f"{m.rollout_id} {m.state.value}" for c in self.cohorts for m in c.members if m.state not in _SETTLED
-        ]
+        waiting = [f"{m.rollout_id} {m.state.value}" for c in self.cohorts for m in c.members if m.state not in SETTLED]
         more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
         return ", ".join(waiting[:8]) + more if waiting else "nothing"
 
@@ -269,23 +243,31 @@ class Ledger:
     def _may_close(self, cohort: Cohort) -> bool:
         if cohort.closed or not cohort.complete:
             return False
-        return not any(m.state in (MemberState.WORKING, MemberState.READY) for m in cohort.members)
+        return all(m.state in SETTLED for m in cohort.members)
 
     def _close(self, cohort: Cohort) -> Closing:
         rewards, signal = cohort.rewards, bool(self.signal(cohort))
-        workers = sorted({m.worker for m in cohort.members if m.worker is not None})
         cohort.closed = True
         join = self.objective.join(rewards, base=cohort.base) if signal and cohort.base is not None else None
         return Closing(
             cohort_id=cohort.cohort_id,
             groups=[group.group_id for group in cohort.groups],
-            workers=workers,
+            workers=sorted(cohort.workers),
             rewards=rewards,
             join=join,
             flat=not signal,
             dropped=[group.group_id for group in cohort.groups if group.dropped],
             skipped=[m.rollout_id for m in cohort.members if m.state is MemberState.SKIPPED],
         )
+
+    def _missing(self, rollout_id: RolloutId) -> Member:
+        member = self.group_of(rollout_id).members[rollout_id]
+        if not member.missing:
+            raise LedgerError(
+                f"rollout {rollout_id} is {member.state.value}, expected pending",
+                remedy="Something was reported twice or too late; report it with the run folder.",
+            )
+        return member
 
     def _member(self, rollout_id: RolloutId, expected: MemberState) -> Member:
         member = self.group_of(rollout_id).members[rollout_id]

@@ -127,6 +127,20 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
     policy_version: int
 
 
+class FinalContent(Struct, frozen=True, kw_only=True):
+    """A rollout whose tokens are final, while its checker still runs."""
+
+    rollout_id: RolloutId
+    group_id: GroupId
+    attempt: int
+    sequences: list[TokenSequence]
+    policy_version: int
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(sum(sequence.sampled) for sequence in self.sequences)
+
+
 class Scored(Struct, frozen=True, kw_only=True, tag="scored"):
     """The checker gave a finite reward; a truncated rollout (`stop` other than submitted) is scored like any other."""
 

@@ -66,7 +66,12 @@ class GradientSink:
     def into(self, targets: Sequence[tuple[Tensor, float]]) -> Iterator[None]:
         """Within the block, every backward adds weight x gradient to each target buffer [P]."""
         self._targets = [(self._flat.views(buffer), weight) for buffer, weight in targets]
-        alias = self._flat.dtype == self._flat.sum_dtype and len(targets) == 1 and targets[0][1] == 1.0
+        alias = (
+            self._flat.dtype == self._flat.sum_dtype
+            and len(targets) == 1
+            and targets[0][1] == 1.0
+            and targets[0][0].device == self._flat.device
+        )
         if alias:  # autograd then adds in place: the same arithmetic, one pass over memory less
             for (_, parameter), view in zip(self._flat.named, self._targets[0][0], strict=True):
                 parameter.grad = view
@@ -86,7 +91,11 @@ class GradientSink:
         if gradient.dtype != self._flat.sum_dtype:
             gradient = self._cast_up(gradient)
         for views, weight in self._targets:
-            views[index].add_(gradient, alpha=weight)
+            view = views[index]
+            if view.device == gradient.device:
+                view.add_(gradient, alpha=weight)
+            else:  # a spilled part: one parameter of it visits the device
+                view.copy_(view.to(gradient.device, non_blocking=True).add_(gradient, alpha=weight), non_blocking=True)
         parameter.grad = None
 
     def _cast_up(self, gradient: Tensor) -> Tensor:

@@ -110,6 +110,27 @@ class RunPass(Request, frozen=True, kw_only=True, tag="run_pass"):
     base: float = 0.0
 
 
+class RunHeld(Request, frozen=True, kw_only=True, tag="run_held"):
+    """One forward and backward over the rows of one rollout whose reward is not known yet: kept by itself."""
+
+    hold: str
+    group_id: str
+    prompt: list[int]
+    rows: list[Row]
+
+
+class SettleHeld(Request, frozen=True, kw_only=True, tag="settle_held"):
+    """The reward of a held gradient is known: add it under `advantage` (zero throws it away), or, for None, to its
+    cohort's parts for `reward`."""
+
+    hold: str
+    group_id: str
+    cohort_id: str
+    advantage: float | None
+    reward: float
+    base: float
+
+
 class RunTurns(Request, frozen=True, kw_only=True, tag="run_turns"):
     """The next turns of a rollout, teacher scores known: `row` is its sequence up to now, `sampled` marks only what
     these turns sampled. `immediate`: their own backward now; `forward`: their forward, and one sweep at the end."""
@@ -166,6 +187,13 @@ class Compare(Request, frozen=True, kw_only=True, tag="compare"):
     scales: list[float]
 
 
+class Limits(Request, frozen=True, kw_only=True, tag="limits"):
+    """How the worker keeps parts and cuts rows from now on, between two steps. None: as it was set up."""
+
+    resident_parts: int | None
+    block_tokens: int | None
+
+
 class MeasureKl(Request, frozen=True, kw_only=True, tag="measure_kl"):
     """Sum over sampled tokens of policy minus reference logprob, per row: k1, for the reward."""
 
@@ -192,6 +220,8 @@ AnyRequest: TypeAlias = (
     Setup
     | OpenStep
     | RunPass
+    | RunHeld
+    | SettleHeld
     | RunTurns
     | CloseBranch
     | CloseCohort
@@ -199,6 +229,7 @@ AnyRequest: TypeAlias = (
     | Discard
     | Reference
     | Compare
+    | Limits
     | MeasureKl
     | Score
     | Save
@@ -264,6 +295,8 @@ class Comparison(Reply, frozen=True, kw_only=True, tag="comparison"):
     worst_name: str
     norm: float
     """Of the reference."""
+    digest: str
+    """Of the streamed gradient's bits."""
 
 
 class Scores(Reply, frozen=True, kw_only=True, tag="scores"):

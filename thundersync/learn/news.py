@@ -16,6 +16,7 @@ class News:
         self._stall_timeout_s = stall_timeout_s
         self._condition = asyncio.Condition()
         self._last_s = time.monotonic()
+        self._soon: asyncio.Future[None] | None = None
 
     def heartbeat(self) -> None:
         """Something moved elsewhere: the step is not stalled."""
@@ -25,6 +26,10 @@ class News:
         self.heartbeat()
         async with self._condition:
             self._condition.notify_all()
+
+    def tell_soon(self) -> None:
+        """`tell`, from where nothing can be awaited."""
+        self._soon = asyncio.ensure_future(self.tell())
 
     async def wait(self, owes: Callable[[], str]) -> None:
         """Until `tell`, or a short while. Raises StepStalled after `stall_timeout_s` of silence, with what is owed."""

@@ -7,8 +7,7 @@ covers the parameters and the adjoints on the prompts' keys and values. Parts ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,48 +30,39 @@ class Part:
 
 
 class PartPool:
-    """Flat float32 buffers [P], made once and lent again: a close costs no allocation.
+    """Flat buffers [P], made once and lent again: a close costs no allocation.
 
-    `resident` of them live on the device; what is lent beyond that lives in (pinned) host memory and visits the
-    device for the passes that add to it.
+    `resident` of them live on the device; what is lent beyond that lives in (pinned) host memory, and is added to
+    piece by piece as gradients come.
     """
 
     def __init__(
         self, size: int, device: torch.device, *, resident: int = 1_000_000, dtype: torch.dtype = torch.float32
     ) -> None:
         self._size, self._device, self._resident, self._dtype = size, device, resident, dtype
-        self._visits: list[Tensor] = []
         self._here: list[Tensor] = []
         self._away: list[Tensor] = []
         """Free buffers on the device and in host memory."""
         self.lent = 0
         self._lent_here = 0
 
+    def keep(self, resident: int) -> None:
+        """Let `resident` parts live on the device from now on. Between two steps, when none is lent."""
+        self._resident = resident
+
     def take(self) -> Part:
         spilled = self._lent_here == self._resident
         self.lent += 1
         self._lent_here += not spilled
         free = self._away if spilled else self._here
+        if spilled and free and self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # a copy on its way to the host must not land in a new part
         return Part(free.pop().zero_() if free else self._new(spilled=spilled), spilled=spilled)
 
     def give(self, part: Part) -> None:
         self.lent -= 1
         self._lent_here -= not part.spilled
         (self._away if part.spilled else self._here).append(part.home)
-
-    @contextmanager
-    def on_device(self, parts: Sequence[Part]) -> Iterator[list[Tensor]]:
-        """The parts' sums [P] on the device, to be added to; a spilled part's goes home afterwards."""
-        here = [self._visit(part) if part.spilled else part.home for part in parts]
-        yield here
-        for part, buffer in zip(parts, here, strict=True):
-            if part.spilled:
-                part.home.copy_(buffer)
-                self._visits.append(buffer)
-
-    def _visit(self, part: Part) -> Tensor:
-        buffer = self._visits.pop() if self._visits else self._new(spilled=False)
-        return buffer.copy_(part.home, non_blocking=True)
 
     def _new(self, *, spilled: bool) -> Tensor:
         if spilled:
@@ -110,13 +100,24 @@ class CohortParts:
         adjoints: dict[str, Adjoint] = {}
         for part, coefficient in self._coefficients(scalars):
             if coefficient != 0.0:
-                with self._pool.on_device([part]) as (buffer,):
-                    total.add_(buffer, alpha=coefficient)
+                add_flat(total, part.home, coefficient)
                 for group_id, adjoint in part.adjoints.items():
                     adjoints[group_id] = add_scaled(adjoints.get(group_id, []), adjoint, coefficient)
             self._pool.give(part)
         self._values, self._folded = {}, None
         return adjoints
+
+    def take_over(self, held: CohortParts, reward: float) -> None:
+        """Take the one part of `held`, a rollout that was worked before its reward was known: no third buffer."""
+        (gradient,) = held._values.values()
+        if self._folded is None and reward not in self._values and len(self._values) < 2:
+            self._values[reward] = gradient
+            return
+        for part, weight in self.targets(reward):
+            add_flat(part.home, gradient.home, weight)
+            for group_id, adjoint in gradient.adjoints.items():
+                part.add_adjoint(group_id, adjoint, weight)
+        self._pool.give(gradient)
 
     def _coefficients(self, scalars: JoinScalars | None) -> list[tuple[Part, float]]:
         if self._folded is not None:
@@ -130,15 +131,25 @@ class CohortParts:
     def _fold(self) -> None:
         (v1, plain), (v2, rewarded) = self._values.items()
         # plain = B1 + B2; reward part = (v1 - b) B1 + (v2 - b) B2 = (v2 - v1) B2 + (v1 - b) plain: no third buffer.
-        with self._pool.on_device([plain, rewarded]) as (first, second):
-            first.add_(second)
-            second.mul_(v2 - v1).add_(first, alpha=v1 - self._base)
+        add_flat(plain.home, rewarded.home, 1.0)
+        rewarded.home.mul_(v2 - v1)
+        add_flat(rewarded.home, plain.home, v1 - self._base)
         for group_id, adjoint in rewarded.adjoints.items():
             plain.add_adjoint(group_id, adjoint, 1.0)
             rewarded.adjoints[group_id] = [tensor * (v2 - v1) for tensor in adjoint]
         for group_id, adjoint in plain.adjoints.items():
             rewarded.add_adjoint(group_id, adjoint, v1 - self._base)
         self._folded, self._values = (plain, rewarded), {}
+
+
+SLAB = 1 << 24
+"""Elements brought from host memory at once."""
+
+
+def add_flat(total: Tensor, terms: Tensor, weight: float) -> None:
+    """total [P] += weight x terms [P], in place, wherever each of them lives."""
+    for into, term in zip(torch.split(total, SLAB), torch.split(terms, SLAB), strict=True):
+        into.add_(term.to(into.device, non_blocking=True), alpha=weight)
 
 
 def add_scaled(total: Adjoint, terms: Sequence[Tensor], weight: float) -> Adjoint:

@@ -1,11 +1,11 @@
 """A rollout and its weights -> the rows a worker takes."""
 
 from thundersync.core.objective import Weights
-from thundersync.core.types import Rollout
+from thundersync.core.types import FinalContent, Rollout
 from thundersync.learn.messages import ReferencePiece, Row
 
 
-def piece_rows(rollout: Rollout, weights: Weights, advantage: float) -> list[Row]:
+def piece_rows(rollout: Rollout | FinalContent, weights: Weights, advantage: float) -> list[Row]:
     """One row per token sequence; `advantage` is 1 where a scalar at close will stand for it."""
     return [
         Row(

@@ -22,7 +22,7 @@ from thundersync.learn.branch import Branch
 from thundersync.learn.flat import FlatParameters, GradientSink
 from thundersync.learn.frozen import FrozenModels
 from thundersync.learn.head import Head
-from thundersync.learn.messages import PassReport, Row, RunPass, RunTurns, Terms
+from thundersync.learn.messages import PassReport, Row, RunHeld, RunPass, RunTurns, SettleHeld, Terms
 from thundersync.learn.parts import Adjoint, CohortParts, PartPool, add_scaled
 from thundersync.learn.terms import Batch, Piece, Weighed, Weighted, batch, cut_row, weigh
 
@@ -76,13 +76,22 @@ class StepGradient:
         self._pool = PartPool(flat.size, flat.device, resident=resident_parts, dtype=flat.sum_dtype)
         self._shares_prompts = shares_prompts
         # A sequence's whole ratio is not known block by block.
-        self._block_tokens = block_tokens if shares_prompts and terms.mismatch != "seq_mask" else 1_000_000
+        self._may_cut = shares_prompts and terms.mismatch != "seq_mask"
+        self._block_tokens = block_tokens if self._may_cut else 1_000_000
+        self._set_up = (resident_parts, self._block_tokens)
         self._sums = [StepSum(flat.zeros()) for _ in range(terms.sums.count)]
         self._prefix: Block | None = None
         self._groups: dict[str, OpenGroup] = {}
         self._parts: dict[str, CohortParts] = {}
+        self._held: dict[str, CohortParts] = {}
         self._branches: dict[str, Branch] = {}
         self._finished = False
+
+    def limit(self, resident_parts: int | None, block_tokens: int | None) -> None:
+        """Keep parts and cut rows like this from now on; None: as it was set up. Between two steps."""
+        resident, block = self._set_up
+        self._pool.keep(resident if resident_parts is None else resident_parts)
+        self._block_tokens = block_tokens if block_tokens is not None and self._may_cut else block
 
     def open(self, prefix: Sequence[int]) -> None:
         """Begin a step whose prompts all start with `prefix`."""
@@ -146,6 +155,33 @@ class StepGradient:
             report = _add_measures(report, weighed, rows)
         return report, []
 
+    def run_held(self, request: RunHeld) -> PassReport:
+        """As `run`, into a part of its own: the rollout's reward is not known yet."""
+        held = self._held[request.hold] = CohortParts(self._pool, base=0.0)
+        passed = RunPass(
+            group_id=request.group_id,
+            cohort_id=request.hold,
+            prompt=request.prompt,
+            rows=request.rows,
+            direct=False,
+        )
+        self._parts[request.hold] = held
+        try:
+            return self.run(passed)
+        finally:
+            del self._parts[request.hold]
+
+    def settle_held(self, request: SettleHeld) -> None:
+        """A held gradient goes where its reward says: under its advantage, or into its cohort's parts."""
+        held = self._held.pop(request.hold)
+        if request.advantage is not None:
+            line = JoinScalars(base=0.0, slope=0.0, offset=request.advantage)
+            adjoint = held.join(line if request.advantage else None, self._sums[0].total).get(request.group_id, [])
+            group = self._groups[request.group_id]
+            group.owed[0] = add_scaled(group.owed.get(0, []), adjoint, 1.0)
+            return
+        self._cohort_parts(request.cohort_id, request.base).take_over(held, request.reward)
+
     def run_turns(self, request: RunTurns) -> PassReport:
         """Take a rollout's next turns into its branch; all their coefficients are known."""
         began = time.monotonic()
@@ -206,9 +242,9 @@ class StepGradient:
 
     def discard(self) -> None:
         """Forget the step."""
-        for parts in self._parts.values():
+        for parts in (*self._parts.values(), *self._held.values()):
             parts.join(None, self._sums[0].total)
-        self._groups, self._parts, self._branches, self._prefix = {}, {}, {}, None
+        self._groups, self._parts, self._held, self._branches, self._prefix = {}, {}, {}, {}, None
         for step_sum in self._sums:
             step_sum.reset()
         self._finished = False
@@ -252,17 +288,15 @@ class StepGradient:
 
     def _into_parts(self, request: RunPass, group: OpenGroup, work: Callable[[], None]) -> None:
         """Whatever `work` differentiates is added to the cohort's parts for the pass's reward."""
-        parts = self._parts.get(request.cohort_id)
-        if parts is None:
-            parts = self._parts[request.cohort_id] = CohortParts(self._pool, request.base)
-        targets = parts.targets(request.reward)
-        with self._pool.on_device([part for part, _ in targets]) as buffers:
-            weights = [weight for _, weight in targets]
-            with self._sink.into(list(zip(buffers, weights, strict=True))):
-                work()
+        targets = self._cohort_parts(request.cohort_id, request.base).targets(request.reward)
+        with self._sink.into([(part.home, weight) for part, weight in targets]):
+            work()
         adjoint = group.take_adjoint()
         for part, weight in targets:
             part.add_adjoint(request.group_id, adjoint, weight)
+
+    def _cohort_parts(self, cohort_id: str, base: float) -> CohortParts:
+        return self._parts.setdefault(cohort_id, CohortParts(self._pool, base))
 
     def _owe(self, group: OpenGroup, sum_index: int) -> None:
         """What the last backward left on the group's prompt is owed under a weight that is known."""

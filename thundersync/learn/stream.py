@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from thundersync.core import ready_queue
-from thundersync.core.ledger import Closing, Ledger
-from thundersync.core.types import Failed, GroupId, Rollout, RolloutId
+from thundersync.core.ledger import Closing, Ledger, Settlement
+from thundersync.core.types import Failed, FinalContent, GroupId, Rollout, RolloutId
 from thundersync.errors import StaleRollout
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -58,6 +59,8 @@ class GradientStream:
         self._kl_in_reward = kl_in_reward
         self._rollouts: dict[RolloutId, Rollout] = {}
         self._landed_s: dict[RolloutId, float] = {}
+        self._contents: dict[RolloutId, FinalContent] = {}
+        self._settlements: dict[int, deque[Settlement]] = {worker.index: deque() for worker in workers}
         self._closings: dict[int, deque[Closing]] = {worker.index: deque() for worker in workers}
         self._news = News(stall_timeout_s)
         self._pass_id = 0
@@ -69,6 +72,11 @@ class GradientStream:
     def rollouts(self) -> list[Rollout]:
         """Landed so far, in membership order."""
         return [self._rollouts[r] for g in self.ledger.groups.values() for r in g.members if r in self._rollouts]
+
+    @property
+    def landed(self) -> list[Rollout]:
+        """The same in the order they landed."""
+        return list(self._rollouts.values())
 
     @property
     def queued(self) -> int:
@@ -96,9 +104,18 @@ class GradientStream:
         """Something moved elsewhere (a turn, a tool): the step is not stalled."""
         self._news.heartbeat()
 
+    def content(self, content: FinalContent) -> None:
+        """A rollout's tokens are final: its backward may begin while its checker runs. Raises StaleRollout."""
+        if content.policy_version != self._policy_version:
+            raise StaleRollout(content.rollout_id, made_by=content.policy_version, bound_to=self._policy_version)
+        self._contents[content.rollout_id] = content
+        self.ledger.content(content.rollout_id, rows=len(content.sequences), longest=self._longest(content))
+        self._news.tell_soon()
+
     def attempt_ended(self, rollout: Rollout) -> None:
-        """An attempt failed and will be tried again: nothing of it was worked."""
-        self.heartbeat()
+        """An attempt failed and will be tried again: what was held of it is thrown away."""
+        self.ledger.withdrawn(rollout.rollout_id)
+        self._news.tell_soon()
 
     async def land(self, rollout: Rollout) -> None:
         """A rollout is finished: its piece is ready, or its group goes on without it. Raises StaleRollout."""
@@ -109,7 +126,6 @@ class GradientStream:
         if isinstance(rollout.outcome, Failed):
             self.ledger.failed(rollout.rollout_id)
         else:
-            prompt = self._prompts[rollout.group_id] if self._shares_prompts else []
             reward = rollout.outcome.reward
             if self._kl_in_reward:
                 reward -= self._kl_in_reward * await self._k1(rollout)
@@ -118,7 +134,7 @@ class GradientStream:
                 reward,
                 sampled_tokens=rollout.sampled_tokens,
                 rows=len(rollout.sequences),
-                longest=max(_own_tokens(sequence.token_ids, prompt) for sequence in rollout.sequences),
+                longest=self._longest(rollout),
             )
             self._landed_s[rollout.rollout_id] = time.monotonic()
         await self._news.tell()
@@ -131,9 +147,9 @@ class GradientStream:
 
     async def _feed(self, worker: WorkerLink) -> None:
         await worker.call(m.OpenStep(prefix=self._prefix), m.Done, limit_s=self._stall_timeout_s)
-        closings = self._closings[worker.index]
+        settlements, closings = self._settlements[worker.index], self._closings[worker.index]
         while True:
-            await self._take_closings()
+            await self._take_decisions()
             chosen = ready_queue.next_pass(
                 self.ledger,
                 max_tokens=self._max_tokens,
@@ -141,8 +157,12 @@ class GradientStream:
                 worker=worker.index,
                 known_only=self._lazy,
             )
-            if closings:
+            if settlements:
+                await self._settle(worker, settlements.popleft())
+            elif closings:
                 await self._close(worker, closings.popleft())
+            elif chosen is not None and chosen.held:
+                await self._hold(worker, chosen)
             elif chosen is not None:
                 await self._work(worker, chosen)
             elif self.ledger.settled:
@@ -153,8 +173,7 @@ class GradientStream:
     async def _work(self, worker: WorkerLink, chosen: ready_queue.Pass) -> None:
         ids, direct = chosen.rollout_ids, chosen.advantages is not None
         self.ledger.begin(ids, worker=worker.index, in_part=not direct)
-        self._pass_id += 1
-        pass_id, now_s = self._pass_id, time.monotonic()
+        now_s = time.monotonic()
         self.sums.queue_wait_s += sum(now_s - self._landed_s[i] for i in ids)
         self.sums.pieces += len(ids)
         rows: list[m.Row] = []
@@ -173,28 +192,51 @@ class GradientStream:
             reward=chosen.reward,
             base=chosen.base,
         )
-        tokens = sum(len(row.token_ids) for row in rows)
+        await self._pass(worker, request, ids, owner)
+        self.ledger.worked(ids)
+        await self._news.tell()
+
+    async def _hold(self, worker: WorkerLink, chosen: ready_queue.Pass) -> None:
+        """Work a rollout whose checker still runs; its gradient waits in the worker by itself."""
+        (rollout_id,) = chosen.rollout_ids
+        content = self._contents[rollout_id]
+        hold = self.ledger.hold(rollout_id, name=f"{rollout_id}/{content.attempt}", worker=worker.index)
+        rows = piece_rows(content, self.ledger.objective.weights(content.sampled_tokens), 1.0)
+        prompt = self._prompts[chosen.group_id]
+        request = m.RunHeld(hold=hold.name, group_id=chosen.group_id, prompt=prompt, rows=rows)
+        await self._pass(worker, request, [rollout_id], [rollout_id] * len(rows))
+        hold.done = True
+        await self._news.tell()
+
+    async def _pass(
+        self, worker: WorkerLink, request: m.RunPass | m.RunHeld, ids: list[RolloutId], owner: list[RolloutId]
+    ) -> None:
+        """Let the worker run it, and tell what was measured. `owner` names the rollout of each row."""
+        self._pass_id += 1
+        pass_id = self._pass_id
         self._emit(
             PassStarted(
                 at_s=time.time(),
                 worker=worker.index,
                 pass_id=pass_id,
                 rollout_ids=ids,
-                tokens=tokens,
+                tokens=sum(len(row.token_ids) for row in request.rows),
                 queued=self.queued,
             )
         )
         report = await worker.call(request, m.PassReport, limit_s=self._stall_timeout_s)
-        self.ledger.worked(ids)
         self.sums.add(report)
         self.bad += sorted({owner[i] for i in report.bad_rows})
         self._emit(
             PassDone(at_s=time.time(), worker=worker.index, pass_id=pass_id, rollout_ids=ids, busy_s=report.busy_s)
         )
-        await self._news.tell()
 
-    async def _take_closings(self) -> None:
-        """Cohorts that became whole: told, and queued for every worker that worked anything of them."""
+    async def _take_decisions(self) -> None:
+        """Held gradients whose reward is known, and cohorts that became whole: queued for the workers they are in."""
+        room = partial(ready_queue.may_open, self.ledger, max_parts=self._max_parts + 1)  # a hold's own part is freed
+        for settlement in self.ledger.settlements(room=room):
+            self._settlements[settlement.worker].append(settlement)
+            await self._news.tell()
         for closing in self.ledger.closings():
             for rollout_id in closing.skipped:
                 self._emit(RolloutSkipped(at_s=time.time(), rollout_id=rollout_id))
@@ -213,10 +255,25 @@ class GradientStream:
                 )
             await self._news.tell()
 
+    async def _settle(self, worker: WorkerLink, settlement: Settlement) -> None:
+        request = m.SettleHeld(
+            hold=settlement.hold,
+            group_id=settlement.group_id,
+            cohort_id=settlement.cohort_id,
+            advantage=settlement.advantage,
+            reward=settlement.reward,
+            base=settlement.base,
+        )
+        self.sums.pass_busy_s += (await worker.call(request, m.Done, limit_s=self._stall_timeout_s)).busy_s
+
     async def _close(self, worker: WorkerLink, closing: Closing) -> None:
         request = m.CloseCohort(cohort_id=closing.cohort_id, groups=closing.groups, join=closing.join)
         self.sums.pass_busy_s += (await worker.call(request, m.Done, limit_s=self._stall_timeout_s)).busy_s
         await self._news.tell()
+
+    def _longest(self, rollout: Rollout | FinalContent) -> int:
+        prompt = self._prompts[rollout.group_id] if self._shares_prompts else []
+        return max(_own_tokens(sequence.token_ids, prompt) for sequence in rollout.sequences)
 
     async def _k1(self, rollout: Rollout) -> float:
         worker = min(self._workers, key=lambda each: each.waiting)

@@ -19,7 +19,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from thundersync.generate.arena import create_arena, fill_arena
+from thundersync.generate.arena import create_arena, fill_arena, tensor_checksum
 from thundersync.generate.base import WeightArena
 from thundersync.generate.child import end_with_parent, pin
 from thundersync.learn import messages as m
@@ -56,6 +56,10 @@ class Worker:
                 return _timed(lambda: self._gradient.open(prefix))
             case m.RunPass():
                 return self._gradient.run(request)
+            case m.RunHeld():
+                return self._gradient.run_held(request)
+            case m.SettleHeld():
+                return _timed(lambda: self._gradient.settle_held(request))
             case m.RunTurns():
                 return self._gradient.run_turns(request)
             case m.CloseBranch(branch_id=branch_id, group_id=group_id):
@@ -70,6 +74,8 @@ class Worker:
                 return _timed(lambda: self._keep_reference(pieces, scales))
             case m.Compare(scales=scales):
                 return self._compare(scales)
+            case m.Limits(resident_parts=resident_parts, block_tokens=block_tokens):
+                return _timed(lambda: self._gradient.limit(resident_parts, block_tokens))
             case m.MeasureKl(rows=rows):
                 return m.Scores(logprobs=self._gradient.measure_kl(rows))
             case m.Score(token_ids=token_ids):
@@ -139,6 +145,7 @@ class Worker:
 
     def _commit(self, scales: list[float]) -> m.Committed:
         began = time.monotonic()
+        self._reference = None  # an audited step's: not kept beyond it
         norm, finite = self._optimizer.reduce(self._gradient.finish(scales))
         lr = 0.0
         if finite:
@@ -170,6 +177,7 @@ class Worker:
             worst=worst,
             worst_name=name,
             norm=float(torch.linalg.vector_norm(self._reference)),
+            digest=tensor_checksum(streamed),
         )
 
 

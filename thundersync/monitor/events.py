@@ -149,6 +149,21 @@ class GroupClosed(Event, frozen=True, kw_only=True, tag="group_closed"):
     """Fewer than `min_group_size` members were scored: the group does not count."""
 
 
+class Audited(Event, frozen=True, kw_only=True, tag="audited"):
+    """A live step's streamed gradient was compared with its one-piece gradient, right before the commit."""
+
+    step: int
+    relative_l2: float
+    """|streamed - one-piece| / |one-piece|."""
+    worst: float
+    """The largest, over tensors, of max |difference| / max |one-piece|; `worst_name` is whose."""
+    worst_name: str
+    tolerance: float
+    """Of `relative_l2`."""
+    ok: bool
+    """False: nothing was committed, and the run ends."""
+
+
 class StepCommitted(Event, frozen=True, kw_only=True, tag="step_committed"):
     """Also one row of `metrics.jsonl`, flattened."""
 
@@ -229,6 +244,7 @@ AnyEvent: TypeAlias = (
     | PassDone
     | RolloutSkipped
     | GroupClosed
+    | Audited
     | StepCommitted
     | WeightsPublished
     | CheckpointSaved

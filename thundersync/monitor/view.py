@@ -17,6 +17,7 @@ from rich.text import Text
 
 from thundersync.monitor.client import events
 from thundersync.monitor.events import (
+    Audited,
     CheckpointSaved,
     EvalFinished,
     EvalStarted,
@@ -90,6 +91,12 @@ def plain_line(event: Event, view: RunView) -> str | None:
         case RolloutFailed():
             fate = "will be retried" if event.will_retry else "given up"
             return f"{clock}  rollout {event.rollout_id} failed ({event.failure}, {fate}): {_short(event.detail)}"
+        case Audited():
+            verdict = "exact" if event.ok else "NOT EXACT, nothing is committed"
+            return (
+                f"{clock}  audit: {verdict}: streamed and one-piece gradient differ by {event.relative_l2:.1e} "
+                f"(tolerance {event.tolerance:.0e}; most in {event.worst_name}, {event.worst:.1e})"
+            )
         case StepCommitted():
             eta_s = view.eta_s(event.at_s)
             left = f"  ETA {span(eta_s)}" if eta_s is not None else ""

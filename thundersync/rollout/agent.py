@@ -11,14 +11,14 @@ refuses the roles) and for cancellation, and even then the sandbox is closed.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from sandboxes.base import Runtime, Sandbox, SandboxSpec
 from sandboxes.errors import SandboxError
 from sandboxes.shield import finish
 from thundersync.config import RolloutConfig
-from thundersync.core.types import Failed, GroupId, Message, Outcome, Rollout, RolloutId, Scored, StopReason, Task
+from thundersync.core.types import Failed, FinalContent, GroupId, Message, Outcome, Rollout, RolloutId, Scored, StopReason, Task
 from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator, Sampling
 from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted, Warned
@@ -28,6 +28,9 @@ from thundersync.score.reward import CheckFailed, RewardChecker
 
 TTL_MARGIN_S = 600.0
 """A sandbox outlives all the limits of its rollout by this, so that it never ends by itself under a live owner."""
+
+
+OnContent = Callable[[FinalContent], None]
 
 
 class ShellAgent:
@@ -52,8 +55,9 @@ class ShellAgent:
         grace_s: float = 30.0,
         clock: Clock = time.monotonic,
         on_turn: OnTurn | None = None,
+        on_content: OnContent | None = None,
     ) -> None:
-        """`grace_s`: how long beyond its own limit a sandbox may take to answer or close before it counts as broken."""
+        """`on_content` is told of a rollout whose turns are over, before its checker runs. `grace_s`: how long beyond its own limit a sandbox may take to answer or close before it counts as broken."""
         self._renderer = renderer
         self._runtime = runtime
         self._checker = checker
@@ -66,6 +70,7 @@ class ShellAgent:
         self._grace_s = grace_s
         self._clock = clock
         self._on_turn = on_turn
+        self._on_content = on_content
 
     async def run(
         self,
@@ -129,6 +134,8 @@ class ShellAgent:
                 on_turn=self._on_turn,
             )
             stop = await conversation.run()
+            if self._on_content is not None:
+                self._on_content(_content(live, live.dialogue))
             return await self._score(live, sandbox, stop)
 
     async def _score(self, live: Attempt, sandbox: Sandbox, stop: StopReason) -> Outcome:
@@ -183,6 +190,16 @@ class ShellAgent:
     def _limit_s(self, task: Task) -> float:
         """Wall clock of a rollout's turns: the run's limit, or the task's own where that is shorter."""
         return min(self._config.timeout_s, task.agent_timeout_s or math.inf)
+
+
+def _content(attempt: Attempt, dialogue: Dialogue) -> FinalContent:
+    return FinalContent(
+        rollout_id=attempt.rollout_id,
+        group_id=attempt.group_id,
+        attempt=attempt.number,
+        sequences=dialogue.sequences(),
+        policy_version=attempt.policy_version,
+    )
 
 
 def _rollout(attempt: Attempt, outcome: Outcome, *, started_s: float) -> Rollout:

@@ -61,8 +61,9 @@ class Arm(Struct, frozen=True, kw_only=True):
     schedule: Schedule = "deferred"
 
 
-def reward_arms(recording: Recording, *, max_parts: int, may_be_cut: bool) -> Iterator[Arm]:
-    """Of rollouts whose rewards are compared. `max_parts`: a worker's budget; `may_be_cut`: the model allows blocks."""
+def reward_arms(recording: Recording, *, max_parts: int, may_be_cut: bool, may_be_held: bool) -> Iterator[Arm]:
+    """Of rollouts whose rewards are compared. `max_parts`: a worker's budget; `may_be_cut`: model and terms allow
+    blocks; `may_be_held`: no term goes into the step's sums before the reward is known."""
     came, streams = recording.names, max_parts >= PARTS_PER_COHORT
     yield Arm(path="streamed", order="as they came", names=came)
     yield Arm(path="streamed", order="reversed", names=came[::-1])
@@ -73,6 +74,7 @@ def reward_arms(recording: Recording, *, max_parts: int, may_be_cut: bool) -> It
     if streams:
         yield Arm(path="no room for parts", order="reversed", names=came[::-1], parts=False)
         yield Arm(path="spilled parts", order="shuffled", names=recording.shuffled(1), spilled=True)
+    if streams and may_be_held:
         yield Arm(path="held for rewards", order="reversed", names=came[::-1], held=True)
     if may_be_cut:
         yield Arm(path=f"blocks of {BLOCK_TOKENS}", order="as they came", names=came, cut=True)

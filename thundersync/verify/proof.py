@@ -203,7 +203,13 @@ class Prover:
         may_be_cut = self._shares_prompts and self._config.algo.mismatch != "seq_mask"
         if self._max_parts < PARTS_PER_COHORT:
             self._notes.append("stream.partials_gib has no room for parts: pieces wait as tokens, then go direct")
-        await self._work_all(recording, list(reward_arms(recording, max_parts=self._max_parts, may_be_cut=may_be_cut)))
+        arms = reward_arms(
+            recording,
+            max_parts=self._max_parts,
+            may_be_cut=may_be_cut,
+            may_be_held=not self._objective.weights(1).known,
+        )
+        await self._work_all(recording, list(arms))
         if self._max_parts >= PARTS_PER_COHORT and not rec.folds(recording, rewards, whole_step=self._whole_step):
             await self._prove_folding(recording)
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from thundersync.core import ready_queue
 from thundersync.core.advantage import AdvantageRule
+from thundersync.core.holds import settlements
 from thundersync.core.ledger import Ledger
 from thundersync.core.members import Hold, MemberState
 from thundersync.core.objective import Objective, Tally
@@ -219,7 +220,7 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
 
     def settle() -> None:
         room = partial(ready_queue.may_open, ledger, max_parts=parts + 1)
-        for settlement in ledger.settlements(room=room):
+        for settlement in settlements(ledger, room=room):
             rollout_id = held.pop(settlement.hold)
             if settlement.advantage is None:
                 in_part.setdefault((settlement.cohort_id, settlement.worker), []).append(rollout_id)

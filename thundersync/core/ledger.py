@@ -5,7 +5,7 @@ each member may do next; the actor that feeds the trainer does it and reports ba
 LedgerError: nothing is counted twice, nothing is dropped silently. Members, groups and cohorts are in `members`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -14,20 +14,6 @@ from thundersync.core.members import SETTLED, Cohort, Group, Hold, Member, Membe
 from thundersync.core.objective import SeparableObjective, Tally
 from thundersync.core.types import GroupId, RolloutId
 from thundersync.errors import LedgerError
-
-
-class Settlement(Struct, frozen=True, kw_only=True):
-    """A held gradient's reward is known: add it under its advantage, or to its cohort's parts, or throw it away."""
-
-    hold: str
-    worker: int
-    rollout_id: RolloutId
-    group_id: GroupId
-    cohort_id: str
-    advantage: float | None
-    """None: into the parts, for `reward`."""
-    reward: float = 0.0
-    base: float = 0.0
 
 
 class Closing(Struct, frozen=True, kw_only=True):
@@ -115,43 +101,6 @@ class Ledger:
         self.holds.append(member.hold)
         self.cohort_of(rollout_id).workers.add(worker)
         return member.hold
-
-    def settlements(self, *, room: Callable[[int], bool]) -> list[Settlement]:
-        """What can be done now with held gradients, each returned once; `room`: a worker can open a cohort's parts."""
-        found = []
-        for hold in [hold for hold in self.holds if hold.done]:
-            settlement = self._settle(hold, room)
-            if settlement is not None:
-                found.append(settlement)
-                self.holds.remove(hold)
-        return found
-
-    def _settle(self, hold: Hold, room: Callable[[int], bool]) -> Settlement | None:
-        cohort = self.cohort_of(hold.rollout_id)
-        group = self.group_of(hold.rollout_id)
-        member = group.members[hold.rollout_id]
-        advantage: float | None = None
-        if hold.doomed:
-            advantage = 0.0
-        elif member.reward is None:
-            return None
-        elif cohort.complete:
-            advantage = self.advantage(hold.rollout_id) if self.wanted(member) else 0.0
-        elif not (self.may_stream(group) and (hold.worker in cohort.holders() or room(hold.worker))):
-            return None
-        if not hold.doomed:
-            member.hold, member.state, member.worker = None, MemberState.WORKED, hold.worker
-            member.in_part = advantage is None
-        return Settlement(
-            hold=hold.name,
-            worker=hold.worker,
-            rollout_id=hold.rollout_id,
-            group_id=group.group_id,
-            cohort_id=cohort.cohort_id,
-            advantage=advantage,
-            reward=member.reward or 0.0,
-            base=cohort.base or 0.0,
-        )
 
     def signal(self, cohort: Cohort) -> bool | None:
         """Of a complete cohort: do its rewards differ? None: not complete yet."""

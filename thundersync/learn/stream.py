@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from thundersync.core import ready_queue
-from thundersync.core.ledger import Closing, Ledger, Settlement
+from thundersync.core.holds import Settlement, settlements
+from thundersync.core.ledger import Closing, Ledger
 from thundersync.core.types import Failed, FinalContent, GroupId, Rollout, RolloutId
 from thundersync.errors import StaleRollout
 from thundersync.learn import messages as m
@@ -147,7 +148,7 @@ class GradientStream:
 
     async def _feed(self, worker: WorkerLink) -> None:
         await worker.call(m.OpenStep(prefix=self._prefix), m.Done, limit_s=self._stall_timeout_s)
-        settlements, closings = self._settlements[worker.index], self._closings[worker.index]
+        settled, closings = self._settlements[worker.index], self._closings[worker.index]
         while True:
             await self._take_decisions()
             chosen = ready_queue.next_pass(
@@ -157,8 +158,8 @@ class GradientStream:
                 worker=worker.index,
                 known_only=self._lazy,
             )
-            if settlements:
-                await self._settle(worker, settlements.popleft())
+            if settled:
+                await self._settle(worker, settled.popleft())
             elif closings:
                 await self._close(worker, closings.popleft())
             elif chosen is not None and chosen.held:
@@ -234,7 +235,7 @@ class GradientStream:
     async def _take_decisions(self) -> None:
         """Held gradients whose reward is known, and cohorts that became whole: queued for the workers they are in."""
         room = partial(ready_queue.may_open, self.ledger, max_parts=self._max_parts + 1)  # a hold's own part is freed
-        for settlement in self.ledger.settlements(room=room):
+        for settlement in settlements(self.ledger, room=room):
             self._settlements[settlement.worker].append(settlement)
             await self._news.tell()
         for closing in self.ledger.closings():

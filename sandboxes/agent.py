@@ -1,7 +1,7 @@
 # ruff: noqa: PTH101, PTH102, PTH105, PTH108, PTH112, PTH114, PTH115, PTH116, PTH118, PTH120, PTH123, PTH211, UP036
 """The program inside every sandbox: runs commands, keeps their output bounded, moves files. Stands alone.
 
-The coordinator never imports this file: its text is sent as `python3 -I -S -c <text>`, to be process 1 of a
+The coordinator does not run this file: its text is sent as `python3 -I -S -c <text>`, to be process 1 of a
 container or box. It knows nothing of this package, and refuses to run as anything but process 1.
 
 Why process 1: the kernel lets nothing inside the sandbox kill or stop it, every orphan becomes its child, `kill(-1)`
@@ -359,10 +359,11 @@ class Agent:
         """Fields: path, limit. Answers size and at most `limit` bytes. Only regular files: a pipe would block."""
         path, limit = self.wire.text(), self.wire.integer()
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)  # `open` below would leave a folder's descriptor open
+            raise OSError(errno.EINVAL, "not a regular file", path)
         with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
             if found.st_size > limit:
                 return [str(found.st_size).encode(), b""]
             content = file.read(limit + 1)  # one more: files of /proc have size 0, and any file may grow

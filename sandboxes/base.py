@@ -20,6 +20,12 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     cpus: float = 1.0
     memory_mib: int = 2048
     pids: int = 256
+    disk_mib: int = 0
+    """Most that the sandbox may write; 0: the runtime's own limit, which in Docker is none. A Docker daemon whose
+    storage has no quotas limits the writable areas of a read-only root, and elsewhere each file alone."""
+    read_only_root: bool = False
+    """Only work areas can be written: workdir, /work, home, /tmp, /var/tmp, /run and the checker's folders. A process
+    sandbox's programs are read-only always."""
     build_timeout_s: float = 600.0
     ttl_s: float = 7200.0
     """The sandbox ends by itself after this, even when its owner was killed."""
@@ -71,6 +77,11 @@ class Sandbox(Protocol):
 
     async def put_tree(self, source: Path, target: str) -> None:
         """Copy a host folder's content into `target` (absolute inside)."""
+
+    async def get_tree(self, source: str, target: Path, *, limit_bytes: int = 1 << 28) -> None:
+        """Copy the content of a folder inside into the new host folder `target`. Nothing is written outside it, and
+        no link in it leads out of it. Raises: FileMissing, FileTooLarge, FileRefused.
+        """
 
     async def kill_all(self) -> None:
         """Kill every process of the sandbox except its own agent."""

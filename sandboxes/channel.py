@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from sandboxes.errors import FileMissing, FileRefused, FileTooLarge, SandboxGone
+from sandboxes.errors import DiskFull, FileMissing, FileRefused, FileTooLarge, SandboxGone
 
 Field = bytes | str | int
 """One field of a message; text travels as UTF-8, numbers as decimal digits."""
@@ -133,5 +133,6 @@ def _os_error(code: str, message: str) -> FileRefused:
         return FileMissing(f"no such file in the sandbox: {message}")
     if code == "EFBIG":
         return FileTooLarge(f"too large: {message}")
-    remedy = "The sandbox's disk is full; give it more or write less." if code in ("ENOSPC", "EDQUOT") else ""
-    return FileRefused(f"the sandbox refused: {message}", remedy=remedy)
+    if code in ("ENOSPC", "EDQUOT"):
+        return DiskFull(f"the sandbox's disk is full: {message}", remedy="Give it more (disk_mib) or write less.")
+    return FileRefused(f"the sandbox refused: {message}")

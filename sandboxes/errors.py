@@ -20,6 +20,10 @@ class RuntimeUnavailable(SandboxError):
     """This kind of sandbox cannot run on this machine, or cannot give what a spec asks for."""
 
 
+class DaemonGone(RuntimeUnavailable):
+    """The Docker daemon answered before and does not now; what it held may be lost, new sandboxes may come later."""
+
+
 class ImageMissing(SandboxError):
     """The image is neither here nor could it be pulled."""
 
@@ -54,6 +58,10 @@ class FileMissing(FileRefused):
 
 class FileTooLarge(FileRefused):
     """A file or folder is larger than the caller's limit."""
+
+
+class DiskFull(FileRefused):
+    """No room: on the sandbox's own disk, or on the one where the daemon keeps images and containers."""
 
 
 class CloseFailed(SandboxError):

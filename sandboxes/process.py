@@ -135,10 +135,12 @@ class ProcessRuntime:
         env = {"PATH": path, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", "LANG": "C.UTF-8"}
         async with self._starting:
             with self._door:
-                pipes = await _launch(argv)
+                pipes = _Pipes()
                 box = self._box(sandbox_id, spec, pipes)
                 self._boxes.add(box)
                 try:
+                    # Cancelling asyncio while it starts a process can hang for ever (3.11), so it never sees one.
+                    await finish(pipes.open(argv), limit_s=START_LIMIT_S)
                     hello = self._hello(spec, {**env, **state.env, **spec.env})
                     await greet(box.channel, hello, deadline_s=START_LIMIT_S)
                     if state.entries:
@@ -176,22 +178,20 @@ class ProcessRuntime:
         return Hello(ttl_s=spec.ttl_s, folders=folders, env=env, limits=limits, files=files)
 
 
-async def _launch(argv: list[str]) -> "_Pipes":
-    """Start a box's launcher, in a session of its own: Ctrl-C reaches us only, and we take the boxes down in order."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=LAUNCH_ENV, cwd="/", start_new_session=True
-    )
-    return _Pipes(process)
-
-
 class _Pipes:
-    """A box's standard streams as a carrier, and the end of its launcher."""
+    """A box's standard streams as a carrier, and the start and end of its launcher."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin and process.stdout and process.stderr
-        self._process = process
-        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def open(self, argv: list[str]) -> None:
+        """Start the launcher, in a session of its own: Ctrl-C reaches us only, and we take the boxes down in order."""
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=LAUNCH_ENV, cwd="/", start_new_session=True
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
 
     async def read(self) -> bytes:
         return await self._stdout.read(1 << 18)
@@ -208,18 +208,21 @@ class _Pipes:
 
     async def end(self, sandbox_id: str) -> None:
         """Close the agent's input and wait for the launcher, which ends after the box. Raises: CloseFailed."""
+        process = self._process
+        if process is None:
+            return
         self._stdin.close()
         try:
             async with asyncio.timeout(5.0):
-                await self._process.wait()
+                await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                process.kill()
             try:
                 async with asyncio.timeout(5.0):
-                    await self._process.wait()
+                    await process.wait()
             except TimeoutError as error:
-                raise CloseFailed(f"box {sandbox_id} (process {self._process.pid}) will not end") from error
+                raise CloseFailed(f"box {sandbox_id} (process {process.pid}) will not end") from error
         # Read what nobody will, or the event loop keeps the pipes open.
         for stream in (self._stdout, self._stderr):
             with contextlib.suppress(RuntimeError, TimeoutError):

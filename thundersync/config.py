@@ -191,10 +191,28 @@ class TeacherConfig(Section, frozen=True, kw_only=True):
     """Engines side by side; 0 = as many as its GPUs hold, and one on a CPU."""
 
 
+EnvType = Literal["auto", "harbor", "terminal_bench", "swe_smith", "swe_bench", "prompts", "python"]
+
+
 class EnvConfig(Section, frozen=True, kw_only=True):
-    type: Literal["harbor"] = "harbor"
+    type: EnvType = "auto"
+    """The tasks' format; `auto`: by what lies at `path` (docs/tasks.md)."""
     path: str
-    """A folder of task folders, or `starter/train` for the tasks shipped with thundersync."""
+    """A folder of task folders, a .json, .jsonl or .parquet file of rows, a data set's id on the Hugging Face hub,
+    `module:function` of a function that gives tasks, or `starter/train` for the tasks shipped with thundersync."""
+    split: str = "train"
+    """Of a data set from the hub."""
+    ids: str = ""
+    """A file with the ids of the tasks to use, one a line; empty = all."""
+    kinds: tuple[str, ...] = ()
+    """Of SWE-smith rows: kinds of bugs to use, as globs, e.g. `func_pm_*` or `pr_*`; empty = all."""
+    max_tests: NonNegative = 0
+    """Of repairs: leave out those with more tests than this; 0 = no limit."""
+    issue_text: bool = False
+    """Of repairs: leave out those whose row says nothing of the fault."""
+    reward: Literal["task", "binary", "pass_ratio", "pass_ratio_with_bonus"] = "task"
+    """What trains: the task's own reward; 1 if all its tests pass; the share of its tests that pass, weighted where it
+    has weights; or that share and 1 more when all pass."""
 
 
 class SandboxConfig(Section, frozen=True, kw_only=True):

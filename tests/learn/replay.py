@@ -191,7 +191,7 @@ async def replay(
         policy_version=0,
         prompts=step.prompts,
         prefix=shared_prefix(list(step.prompts.values())),
-        shares_prompts=workers[0]._gradient._shares_prompts,
+        shares_prompts=workers[0]._gradient._prompts.shares,
         lazy=lazy,
         max_tokens=max_tokens,
         max_parts=max_parts,

@@ -88,7 +88,7 @@ async def test_temperature_divides_the_logits_in_the_gradient_too(model: Path, t
 async def test_a_model_that_cannot_be_cut_gives_the_same_gradient(model: Path, tmp_path: Path) -> None:
     worker = Worker()
     worker.answer(rp.setup(model, tmp_path / "weights"))
-    worker._gradient._shares_prompts = False
+    worker._gradient._prompts.shares = False
     step = rp.record(6)
     assert rp.relative_l2(await streamed(worker, step, 1), rp.one_piece_gradient(model, step)) < TOLERANCE
 

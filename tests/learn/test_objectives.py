@@ -138,3 +138,21 @@ async def test_a_value_that_is_not_finite_is_named_and_spoils_nothing_else(model
     worker.answer(m.CloseCohort(cohort_id="g0", groups=["g0"], join=None))
     assert torch.equal(worker._gradient.finish([1.0]), before)
     worker._gradient.discard()
+
+
+async def test_a_backward_that_is_not_finite_is_named_too(model: Path, tmp_path: Path) -> None:
+    """Finite logprobs, a gradient that overflows: the pass says so, and the step's only way on is to be discarded."""
+    worker = Worker()
+    worker.answer(rp.setup(model, tmp_path / "weights"))
+    step = rp.record(4, groups=1, rewards=(0.0, 1.0))
+    fields = ("token_ids", "sampled", "logprobs")
+    row = m.Row(**{f: getattr(step.rollouts[0].sequences[0], f) for f in fields}, policy=3e38)
+    report = worker.answer(m.RunPass(group_id="g0", cohort_id="g0", prompt=[], rows=[row], direct=True))
+    assert isinstance(report, m.PassReport)
+    assert report.bad_rows == [0]
+    worker.answer(m.Discard())
+    good = m.Row(token_ids=row.token_ids, sampled=row.sampled, logprobs=row.logprobs, policy=1.0)
+    report = worker.answer(m.RunPass(group_id="g0", cohort_id="g0", prompt=[], rows=[good], direct=True))
+    assert isinstance(report, m.PassReport)
+    assert not report.bad_rows
+    worker.answer(m.Discard())

@@ -17,7 +17,7 @@ from thundersync.errors import NothingToVerify
 from thundersync.learn import parts as parts_module
 from thundersync.learn.branch import Branch
 from thundersync.learn.flat import GradientSink
-from thundersync.learn.step_gradient import StepGradient
+from thundersync.learn.prompts import SharedPrompts
 from thundersync.verify.proof import Proof
 
 TOLERANCE = 5e-6
@@ -104,7 +104,7 @@ async def test_a_retried_rollouts_first_attempt_is_replayed_too(model: Path, tea
 async def test_a_model_that_cannot_be_cut_has_fewer_ways_and_they_are_exact(model: Path, tmp_path: Path) -> None:
     cfg = config(model)
     own = link(cfg, model, tmp_path)
-    own.worker._gradient._shares_prompts = False
+    own.worker._gradient._prompts.shares = False
     proof = await prover(cfg, [own], shares_prompts=False).prove(recorded(rp.record(42)))
     assert proof.ok
     assert "blocks of 32" not in ways(proof)
@@ -173,7 +173,7 @@ def scaled_part(patch: pytest.MonkeyPatch) -> None:
 
 def lost_prompt(patch: pytest.MonkeyPatch) -> None:
     """What passes owe their group's prompt is forgotten."""
-    patch.setattr(StepGradient, "_pull_prompt", lambda self, group, adjoint, index: None)
+    patch.setattr(SharedPrompts, "close", lambda self, group_id, into: self.groups.pop(group_id))
 
 
 def unclean_host_memory(patch: pytest.MonkeyPatch) -> None:

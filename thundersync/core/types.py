@@ -30,14 +30,28 @@ class Image(Struct, frozen=True, kw_only=True):
     """Absolute folder that holds `Dockerfile`; empty when only a name is given."""
 
 
+VerdictKind: TypeAlias = Literal["reward_file", "test_summary", "swebench_results", "repair"]
+"""Where a verdict is read: the reward file that the checker writes; the test summary, or the word between two marks,
+that it prints (Terminal-Bench 1); or, for repairs, the log of the tests run on the change in a fresh sandbox."""
+
+Shaping: TypeAlias = Literal["task", "binary", "pass_ratio", "pass_ratio_with_bonus"]
+"""What trains: the task's own reward; all tests pass; the (weighted) share that passes; that and 1 more for all."""
+
+
 class Checker(Struct, frozen=True, kw_only=True):
     """How a task is judged: `tests` is copied to /tests after the agent has ended, then `command` runs there."""
 
     tests: str
-    """Absolute folder on the host; never visible to the agent."""
+    """Absolute folder on the host; never visible to the agent. Of a repair: the folder with its `repair.json`."""
+    script: str = ""
+    """Absolute path of a file that is copied beside them."""
     command: str = "bash /tests/test.sh"
     timeout_s: float = 600.0
     env: dict[str, str] = {}
+    verdict: VerdictKind = "reward_file"
+    shaping: Shaping = "task"
+    weights: dict[str, float] = {}
+    """Of single tests under the pass ratios, by test name; empty: all weigh the same."""
 
 
 class Task(Struct, frozen=True, kw_only=True):

@@ -7,15 +7,13 @@ turn's own loss at once and runs earlier turns again in the sweep. Both leave th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from thundersync.learn.blocks import Block
+from thundersync.learn.prompts import Into
 
-Into = Callable[[int, Callable[[], None]], None]
-"""Runs a backward whose gradient goes into the step's sum of that index."""
 TURN_SUM = 0
 
 

@@ -77,9 +77,9 @@ class Worker:
             case m.Limits(resident_parts=resident_parts, block_tokens=block_tokens):
                 return _timed(lambda: self._gradient.limit(resident_parts, block_tokens))
             case m.MeasureKl(rows=rows):
-                return m.Scores(logprobs=self._gradient.measure_kl(rows))
+                return m.Scores(logprobs=self._gradient.forward.measure_kl(rows))
             case m.Score(token_ids=token_ids):
-                return m.Scores(logprobs=self._gradient.score(token_ids))
+                return m.Scores(logprobs=self._gradient.forward.score(token_ids))
             case m.Save(path=path):
                 return self._save(Path(path))
             case m.Stop():

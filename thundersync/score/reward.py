@@ -1,8 +1,10 @@
-"""Runs a task's checker in the sandbox where the agent has worked, and reads the reward that it wrote.
+"""Runs a task's checker after the agent has ended, and reads its verdict.
 
 Place in the flow: after a rollout's last turn, before its reward is known. Knows nothing of tokens, groups or
 training. Follows the Harbor convention: the tests appear in /tests only now, the checker's exit code is ignored, and
-the reward is what it left in /logs/verifier. A reward that is missing or unreadable is an error, never a zero.
+the reward is what it left in /logs/verifier; of Terminal-Bench 1, what its tests printed. Repairs are judged in a fresh
+sandbox (`score.repairs`). A reward that is missing or unreadable, or the zero of a checker that could not get its own
+tools, is an error, never a zero.
 """
 
 import asyncio
@@ -15,15 +17,23 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from sandboxes.base import Command, Result, Sandbox
+from sandboxes.base import Command, Result, Runtime, Sandbox
 from sandboxes.errors import FileMissing, FileRefused
 from thundersync.core.types import Task
 from thundersync.errors import ThundersyncError
+from thundersync.score.missing_tools import missing_tool
+from thundersync.score.repairs import GIT_TIMEOUT_S, JudgeBroken, RepairJudge, prepare_repair, take_change
+from thundersync.score.single_tests import counts_as_passed, parse_ctrf, shaped_rewards
+from thundersync.score.test_logs import Status, merged, summary_lines
+from thundersync.tasks.repair import load_repair
 
 REWARD_JSON = "/logs/verifier/reward.json"
 REWARD_TEXT = "/logs/verifier/reward.txt"
+CTRF = "/logs/verifier/ctrf.json"
 
 _REWARD_LIMIT_BYTES = 1 << 16
+_CTRF_LIMIT_BYTES = 1 << 23
+_OUTPUT_LIMIT_BYTES = 1 << 22
 _CLEAN_TIMEOUT_S = 60.0
 _DETAIL_CHARS = 400
 
@@ -39,6 +49,7 @@ for d in /logs/verifier /tests; do
 done
 """
 
+_RESULTS = re.compile(r"SWEBench results starts here\s*(.*?)\s*SWEBench results ends here", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -64,36 +75,124 @@ class Verdict(Struct, frozen=True, kw_only=True):
 class RewardChecker:
     """Judges one sandbox at a time, any number at once."""
 
-    def __init__(self, *, grace_s: float = 120.0) -> None:
-        """`grace_s`: how long beyond the checker's own limit clearing, copying and reading may take in all."""
+    def __init__(self, *, grace_s: float = 120.0, runtime: Runtime | None = None) -> None:
+        """`grace_s`: how long beyond the checker's own limit clearing, copying and reading may take in all.
+        `runtime` starts the fresh sandboxes that repairs are judged in; without one they are refused."""
         self._grace_s = grace_s
+        self._judge = RepairJudge(runtime) if runtime is not None else None
+
+    async def prepare(self, sandbox: Sandbox, task: Task) -> None:
+        """Make a fresh sandbox what the task says the agent starts from, before its first turn.
+
+        Raises: CheckFailed, and the sandbox's own SandboxError.
+        """
+        if task.checker.verdict == "repair":
+            try:
+                repair = await asyncio.to_thread(load_repair, task.checker.tests)
+                await prepare_repair(sandbox, repair)
+            except (JudgeBroken, OSError, msgspec.DecodeError) as error:
+                raise CheckFailed("checker", str(error)) from error
 
     async def score(self, sandbox: Sandbox, task: Task) -> Verdict:
         """Judge what the agent left behind.
 
         Raises: CheckFailed, and the sandbox's own SandboxError.
         """
+        if task.checker.verdict == "repair":
+            return await self._repair(sandbox, task)
         checker = task.checker
         limit_s = checker.timeout_s + self._grace_s
         try:
             async with asyncio.timeout(limit_s):
                 await sandbox.kill_all()
                 await self._clear(sandbox)
-                await sandbox.put_tree(Path(checker.tests), "/tests")
+                if checker.tests:
+                    await sandbox.put_tree(Path(checker.tests), "/tests")
+                if checker.script:
+                    script = Path(checker.script)
+                    await sandbox.write(f"/tests/{script.name}", await asyncio.to_thread(script.read_bytes), mode=0o755)
                 result = await sandbox.run(
-                    Command(script=checker.command, timeout_s=checker.timeout_s, env=checker.env, user="root")
+                    Command(
+                        script=checker.command,
+                        timeout_s=checker.timeout_s,
+                        env=checker.env,
+                        user="root",
+                        output_limit_bytes=_OUTPUT_LIMIT_BYTES,
+                    )
                 )
                 if result.timed_out:
                     raise CheckFailed("checker", f"the checker of {task.task_id} ran past {checker.timeout_s:g} s")
-                rewards = await self._read(sandbox, task, result)
+                rewards = await self._rewards(sandbox, task, result)
         except TimeoutError as error:
             raise CheckFailed("checker", f"checking {task.task_id} did not end within {limit_s:g} s") from error
         return Verdict(reward=training_reward(rewards), rewards=rewards)
+
+    async def _repair(self, sandbox: Sandbox, task: Task) -> Verdict:
+        if self._judge is None:
+            raise CheckFailed("checker", f"{task.task_id} is a repair, and there is no runtime to judge it in")
+        # A fresh sandbox, the bug, the tests, and what each may take.
+        limit_s = task.build_timeout_s + task.checker.timeout_s + self._grace_s + 2 * GIT_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await sandbox.kill_all()
+                repair = await asyncio.to_thread(load_repair, task.checker.tests)
+                verdict = await self._judge.judge(task, await take_change(sandbox, repair))
+        except TimeoutError as error:
+            raise CheckFailed("checker", f"judging {task.task_id} did not end within {limit_s:g} s") from error
+        except (JudgeBroken, OSError, msgspec.DecodeError) as error:
+            raise CheckFailed("checker", str(error)) from error
+        return Verdict(reward=float(verdict.resolved), rewards=verdict.rewards)
 
     async def _clear(self, sandbox: Sandbox) -> None:
         cleared = await sandbox.run(Command(script=_CLEAN, timeout_s=_CLEAN_TIMEOUT_S, cwd="/", user="root"))
         if cleared.exit_code != 0 or cleared.timed_out:
             raise CheckFailed("checker", f"could not clear the checker's folders: {_tail(cleared)}")
+
+    async def _rewards(self, sandbox: Sandbox, task: Task, result: Result) -> dict[str, float]:
+        """What the checker said, unless it could not work: its zero would be ours, not the agent's."""
+        checker = task.checker
+        output = b"\n".join([result.stdout, result.stderr]).decode(errors="replace")
+        results = await self._single_tests(sandbox, output, whole_log=checker.verdict == "test_summary")
+        if not results and (fault := missing_tool(output)):
+            try:
+                rewards = await self._verdict(sandbox, task, result, output, results)
+            except CheckFailed:
+                rewards = {}
+            if not any(rewards.values()):
+                raise CheckFailed("checker", f"the checker of {task.task_id} could not get what it needs: {fault}")
+        else:
+            rewards = await self._verdict(sandbox, task, result, output, results)
+        if checker.shaping == "task":
+            return rewards
+        if not results:
+            raise CheckFailed(
+                "no_reward", f"{task.task_id} is to be rewarded by its single tests, and its checker names none"
+            )
+        return {**rewards, **shaped_rewards(results, weights=checker.weights, shaping=checker.shaping)}
+
+    async def _verdict(
+        self, sandbox: Sandbox, task: Task, result: Result, output: str, results: Mapping[str, Status]
+    ) -> dict[str, float]:
+        match task.checker.verdict:
+            case "test_summary":
+                if not results:
+                    raise CheckFailed("no_reward", f"the tests of {task.task_id} print no summary; {_tail(result)}")
+                passed = sum(counts_as_passed(status) for status in results.values())
+                return {"reward": float(passed == len(results)), "pass_ratio": passed / len(results)}
+            case "swebench_results":
+                found = _RESULTS.findall(output)
+                if not found:
+                    raise CheckFailed("no_reward", f"the tests of {task.task_id} print no results; {_tail(result)}")
+                return {"reward": float("PASSED" in found[-1])}
+        return await self._read(sandbox, task, result)
+
+    async def _single_tests(self, sandbox: Sandbox, output: str, *, whole_log: bool) -> dict[str, Status]:
+        """How single tests ended: by the ctrf report, else by what was printed; empty if neither says."""
+        try:
+            found = parse_ctrf(await sandbox.read(CTRF, limit_bytes=_CTRF_LIMIT_BYTES))
+        except FileRefused:
+            found = {}
+        return found or merged(summary_lines(output.replace("\r\n", "\n"), first=whole_log))
 
     async def _read(self, sandbox: Sandbox, task: Task, result: Result) -> dict[str, float]:
         for path, parse in ((REWARD_JSON, parse_reward_json), (REWARD_TEXT, parse_reward_text)):

@@ -4,19 +4,22 @@ The first stage of a run: folders in, `Task` values out, all faults told at once
 it opens no sandbox, and keeps tests and solution as host paths that no agent sees.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from thundersync.core.types import Checker, Image, Task
 from thundersync.errors import TaskError
+from thundersync.tasks.found import Found, listed, usable
 from thundersync.tasks.task_toml import TaskToml, parse_task_toml
 
 STARTER = Path(__file__).parent / "starter"
 """The shipped tasks; `starter/train` and `starter/eval` name its two splits wherever a path is asked for."""
 
 _PARTS = ("task.toml", "instruction.md", "environment", "tests", "steps")
-_SHOWN_FAULTS = 40
 _CANARY = re.compile(r"\s*(#|<!--).*canary[ _-](guid|string)", re.IGNORECASE)
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
@@ -30,21 +33,19 @@ def load_tasks(path: str, *, variables: Mapping[str, str] | None = None) -> list
 
     Raises: TaskError with every fault of every folder, when there is nothing to load or something that cannot be run.
     """
-    root = _resolve(path)
+    return usable(path, find_harbor(path, variables=variables))
+
+
+def find_harbor(path: str, *, variables: Mapping[str, str] | None = None) -> list[Found]:
+    """As `load_tasks`, with the folders that cannot be used among the answers. Raises: TaskError with no folder."""
+    root = resolve(path)
     folders = [root] if (root / "task.toml").is_file() else _task_folders(root)
-    tasks: list[Task] = []
-    faults: list[str] = []
+    found = []
     for folder in folders:
-        task, wrong = read_task(folder, suite=_suite(path, folder), variables=variables or {})
-        faults += [f"{folder.name}/{fault}" for fault in wrong]
-        if task is not None:
-            tasks.append(task)
-    if faults:
-        raise TaskError(
-            _listed(f"{path} holds tasks that cannot be used", faults),
-            remedy="Complete these folders, or name the tasks to use in a task_filter.txt beside them, one id a line.",
-        )
-    return tasks
+        suite = _suite(path, folder)
+        task, wrong = read_task(folder, suite=suite, variables=variables or {})
+        found.append(Found(task_id=folder.name, suite=suite, format="harbor", task=task, faults=wrong))
+    return found
 
 
 def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tuple[Task | None, list[str]]:
@@ -67,6 +68,7 @@ def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tupl
     if not test.is_file():
         faults.append("tests/test.sh is missing: the script that writes /logs/verifier/reward.txt")
     faults += _environment_faults(folder / "environment", docker_image=facts.docker_image if facts else "")
+    weights = _weights(folder / "weights.json", faults)
     if facts is None or faults:
         return None, faults
     dockerfile = folder / "environment" / "Dockerfile"
@@ -82,8 +84,9 @@ def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tupl
                 command=_command(test),
                 timeout_s=facts.checker_timeout_s,
                 env=facts.checker_env,
+                weights=weights,
             ),
-            workdir=facts.workdir or _dockerfile_workdir(dockerfile),
+            workdir=facts.workdir or dockerfile_workdir(dockerfile),
             env=facts.env,
             solution=str(solution) if solution.is_file() else "",
             agent_timeout_s=facts.agent_timeout_s,
@@ -104,7 +107,8 @@ def strip_canary(text: str) -> str:
     return "\n".join(lines).strip()
 
 
-def _resolve(path: str) -> Path:
+def resolve(path: str) -> Path:
+    """The host path that a configured one means."""
     if path == "starter" or path.startswith("starter/"):
         return STARTER / path.removeprefix("starter").strip("/")
     return Path(path).expanduser().absolute()
@@ -131,7 +135,7 @@ def _task_folders(root: Path) -> list[Path]:
         unknown = sorted(wanted - {folder.name for folder in folders})
         if unknown:
             raise TaskError(
-                _listed(f"{chosen} names tasks that are not there", unknown),
+                listed(f"{chosen} names tasks that are not there", unknown),
                 remedy="Correct the ids: each is the name of a folder beside the file.",
             )
         folders = [folder for folder in folders if folder.name in wanted]
@@ -162,6 +166,21 @@ def _text(path: Path, faults: list[str]) -> str | None:
     return None
 
 
+def _weights(path: Path, faults: list[str]) -> dict[str, float]:
+    """SETA's weights of single tests; a task without the file has none."""
+    if not path.is_file():
+        return {}
+    try:
+        weights = msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except (OSError, msgspec.DecodeError) as error:
+        faults.append(f"weights.json is not an object of numbers: {error}")
+        return {}
+    if any(not math.isfinite(weight) or weight < 0 for weight in weights.values()) or not sum(weights.values()) > 0:
+        faults.append("weights.json needs weights of at least 0, not all of them 0")
+        return {}
+    return weights
+
+
 def _command(test: Path) -> str:
     """Harbor executes test.sh; its first line may name another interpreter than a shell."""
     with test.open("rb") as file:
@@ -171,7 +190,7 @@ def _command(test: Path) -> str:
     return "bash /tests/test.sh"
 
 
-def _dockerfile_workdir(dockerfile: Path) -> str:
+def dockerfile_workdir(dockerfile: Path) -> str:
     """The last stage's WORKDIR. Without one, Docker's own default: base images rarely set another."""
     workdir = "/"
     if not dockerfile.is_file():
@@ -185,10 +204,3 @@ def _dockerfile_workdir(dockerfile: Path) -> str:
             # A relative WORKDIR continues the one before; joining an absolute one replaces it.
             workdir = str(Path(workdir) / rest.strip().strip("\"'"))
     return workdir
-
-
-def _listed(head: str, faults: list[str]) -> str:
-    shown = [f"  {fault}" for fault in faults[:_SHOWN_FAULTS]]
-    if len(faults) > _SHOWN_FAULTS:
-        shown.append(f"  and {len(faults) - _SHOWN_FAULTS} more")
-    return "\n".join([head + ":", *shown])

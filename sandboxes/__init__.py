@@ -11,6 +11,8 @@ from sandboxes.docker import DockerRuntime
 from sandboxes.errors import (
     BuildFailed,
     CloseFailed,
+    DaemonGone,
+    DiskFull,
     FileMissing,
     FileRefused,
     FileTooLarge,
@@ -20,17 +22,24 @@ from sandboxes.errors import (
     SandboxGone,
     StartFailed,
 )
+from sandboxes.latency import Latency
+from sandboxes.pool import Pool, PoolState
 from sandboxes.process import ProcessRuntime
 
 __all__ = [
     "BuildFailed",
     "CloseFailed",
     "Command",
+    "DaemonGone",
+    "DiskFull",
     "DockerRuntime",
     "FileMissing",
     "FileRefused",
     "FileTooLarge",
     "ImageMissing",
+    "Latency",
+    "Pool",
+    "PoolState",
     "ProcessRuntime",
     "Result",
     "Runtime",

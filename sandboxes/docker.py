@@ -2,37 +2,42 @@
 
 So there is no `exec` (each would cost 50 ms of computing, more than most commands), and nothing to forget: when the
 owner ends, however it ends, the daemon closes the agent's input, the agent ends, and AutoRemove takes the container.
+An image without python3 cannot run the agent; there, and only there, every call is an exec (sandboxes.execs).
 """
 
 import asyncio
-import contextlib
 import os
 import secrets
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import aiodocker
-import aiohttp
 
 from sandboxes.base import Sandbox, SandboxSpec
 from sandboxes.channel import Channel
 from sandboxes.client import REMEDY, DockerClient
-from sandboxes.errors import CloseFailed, RuntimeUnavailable, StartFailed
+from sandboxes.container import (
+    CHECKER_FOLDERS,
+    CLOSE_LIMIT_S,
+    FOREIGN,
+    HOME,
+    Container,
+    NoPython,
+    lacks_quotas,
+    remove,
+    settings,
+    start_error,
+)
+from sandboxes.door import Door
+from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, SandboxError
+from sandboxes.execs import ExecChannel, init_argv
 from sandboxes.images import ImageStore
 from sandboxes.owner import Owner
-from sandboxes.session import AGENT_UID, AgentSandbox, Hello, agent_argv, greet
+from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
+from sandboxes.session import AGENT_UID, AgentSandbox, Caller, Hello, agent_argv, greet
 from sandboxes.shield import finish
 
 SANDBOX_LABEL = "thundersync.sandbox"
-HOME = "/home/agent"
 START_LIMIT_S = 120.0
-CLOSE_LIMIT_S = 60.0
-
-# The agent changes users, kills what they left, and hands files over; checkers run with the same. User commands run
-# as another user, who has none of these.
-_CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"]
-
-_FOREIGN = (aiodocker.DockerError, aiohttp.ClientError, OSError, AssertionError, RuntimeError)
 
 
 class DockerRuntime:
@@ -47,11 +52,14 @@ class DockerRuntime:
         self._labels = dict(labels or {})
         self._owner = Owner.current()
         self._sandboxes: set[AgentSandbox] = set()
+        self._without_python: set[str] = set()
+        self._quota = True
         # The daemon does 12 starts a second whatever is asked of it; more at once only wait inside it.
         width = max(4, 2 * (os.cpu_count() or 1))
         self._starting = asyncio.Semaphore(width)
         self._removing = asyncio.Semaphore(width)
-        self._closed = False
+        self._executing = asyncio.Semaphore(width)
+        self._door = Door()
 
     @property
     def name(self) -> str:
@@ -62,7 +70,7 @@ class DockerRuntime:
         return (
             "Commands run in Docker containers as an ordinary user without capabilities: own files, processes and "
             "network (off unless a task asks for it), limited memory, processors and processes; the size of the disk "
-            "is not limited, and the host's kernel is shared."
+            "is limited only where the daemon's storage has quotas, and the host's kernel is shared."
         )
 
     async def check(self) -> None:
@@ -74,12 +82,13 @@ class DockerRuntime:
         await self._images.ensure(spec)
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """A new container. Raises: StartFailed and what `prepare` raises."""
+        """A new container. Raises: StartFailed, DaemonGone, DiskFull and what `prepare` raises."""
         image = await self._images.ensure(spec)
-        if self._closed:
-            raise StartFailed("this runtime was closed", remedy="Make a new runtime.")
-        async with self._starting:
-            return await self._start(spec, image)
+        try:
+            return await self._patient_start(spec, image)
+        except ImageMissing:  # removed since `ensure` saw it
+            self._images.forget(spec)
+            return await self._patient_start(spec, await self._images.ensure(spec))
 
     async def reap(self, labels: Mapping[str, str]) -> int:
         """Remove containers with these labels whose owner on this machine has ended; returns how many.
@@ -90,15 +99,17 @@ class DockerRuntime:
         wanted = {SANDBOX_LABEL: "", **labels}
         filters = {"label": [f"{key}={value}" if value else key for key, value in wanted.items()]}
         try:
-            found = await self._client.open()._query_json(
-                "containers/json", params={"all": 1, "filters": aiodocker.utils.clean_filters(filters)}
-            )
-        except _FOREIGN as error:
+            async for attempt in patiently(BUSY_TOO):
+                with attempt:
+                    found = await self._client.open()._query_json(
+                        "containers/json", params={"all": 1, "filters": aiodocker.utils.clean_filters(filters)}
+                    )
+        except FOREIGN as error:
             raise RuntimeUnavailable(f"cannot list containers: {error}", remedy=REMEDY) from error
         owners = [(container["Id"], Owner.from_labels(container["Labels"])) for container in found]
         gone = [container_id for container_id, owner in owners if owner is not None and owner.is_gone()]
         for container_id in gone:
-            await self._remove(container_id)
+            await remove(self._client, container_id)
         return len(gone)
 
     async def close(self) -> None:
@@ -106,159 +117,93 @@ class DockerRuntime:
 
         Raises: CloseFailed, naming what is left.
         """
-        self._closed = True
-        await finish(self._close_all(), limit_s=2 * CLOSE_LIMIT_S)
+        try:
+            await finish(self._close_all(), limit_s=2 * CLOSE_LIMIT_S)
+        except TimeoutError as error:
+            left = [sandbox.sandbox_id for sandbox in self._sandboxes]
+            raise CloseFailed(f"containers would not go: {left}", remedy="docker rm -f NAME") from error
 
     async def _close_all(self) -> None:
-        sandboxes = list(self._sandboxes)
-        ends = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
-        await self._client.close()
+        try:
+            await self._door.shut()
+            sandboxes = list(self._sandboxes)
+            ends = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
+        finally:
+            await self._client.close()
         failed = [f"{one.sandbox_id}: {end}" for one, end in zip(sandboxes, ends, strict=True) if end is not None]
         if failed:
             raise CloseFailed(f"{len(failed)} containers are left: {'; '.join(failed)}", remedy="docker rm -f NAME")
 
-    async def _start(self, spec: SandboxSpec, image: str) -> AgentSandbox:
-        # Named by us, so that it can be removed even if the answer to its creation never reached us.
-        name = f"thundersync-{secrets.token_hex(8)}"
-        streams = _Streams()
-        channel = Channel(streams, name)
+    async def _patient_start(self, spec: SandboxSpec, image: str) -> AgentSandbox:
+        """Start anew, under a new name, when the daemon was away for a moment: nothing has run yet."""
+        async for attempt in patiently(BRIEFLY_AWAY):
+            with attempt:
+                async with self._starting:
+                    with self._door:
+                        return await self._start_some_way(spec, image)
+        raise AssertionError("the last attempt returns or raises")
 
-        async def remove() -> None:
+    async def _start_some_way(self, spec: SandboxSpec, image: str) -> AgentSandbox:
+        if image not in self._without_python:
+            name = _new_name()
+            container = Container(self._client, name)
+            try:
+                return await self._start(
+                    spec, image, container, Channel(container, name), agent_argv("python3", container.name)
+                )
+            except NoPython:
+                self._without_python.add(image)
+        container = Container(self._client, _new_name())
+        return await self._start(spec, image, container, ExecChannel(container, self._executing), init_argv(spec.ttl_s))
+
+    async def _start(
+        self, spec: SandboxSpec, image: str, container: Container, channel: Caller, argv: Sequence[str]
+    ) -> AgentSandbox:
+        async def take_away() -> None:
             async with self._removing:
-                await self._remove(name)
-            await streams.close()
+                await container.remove()
             self._sandboxes.discard(sandbox)
 
         identity = {"HOME": HOME, "USER": "agent", "LOGNAME": "agent"}
         sandbox = AgentSandbox(
-            name,
+            container.name,
             channel,
             workdir=spec.workdir,
             user_env={"agent": identity, "root": {"HOME": "/root", "USER": "root", "LOGNAME": "root"}},
-            remove=remove,
+            remove=take_away,
             close_limit_s=CLOSE_LIMIT_S,
         )
         self._sandboxes.add(sandbox)
         try:
-            await finish(self._create(name, spec, image, streams), limit_s=START_LIMIT_S)
+            await finish(self._create(container, spec, image, argv), limit_s=START_LIMIT_S)
             await greet(channel, _hello(spec), deadline_s=START_LIMIT_S)
         except BaseException as error:
-            await sandbox.close()
-            if isinstance(error, _FOREIGN) and not isinstance(error, StartFailed):
-                raise _start_failed(image, error) from error
+            try:
+                await sandbox.close()
+            except CloseFailed as left:
+                error.add_note(str(left))
+            if isinstance(error, FOREIGN) and not isinstance(error, SandboxError):
+                raise start_error(image, error) from error
             raise
         return sandbox
 
-    async def _create(self, name: str, spec: SandboxSpec, image: str, streams: "_Streams") -> None:
-        docker = self._client.open()
-        labels = {**self._labels, **spec.labels, **self._owner.labels(), SANDBOX_LABEL: name}
-        container = await docker.containers.create(_container(name, spec, image, labels), name=name)
-        await streams.open(container)
-        await container.start()
-
-    async def _remove(self, name: str) -> None:
-        container = self._client.open().containers.container(name)
+    async def _create(self, container: Container, spec: SandboxSpec, image: str, argv: Sequence[str]) -> None:
+        labels = {**self._labels, **spec.labels, **self._owner.labels(), SANDBOX_LABEL: container.name}
         try:
-            async with asyncio.timeout(CLOSE_LIMIT_S):
-                if await _status(container.delete(force=True, v=True)) == 409:
-                    # AutoRemove was first: the daemon answers at once, so wait until the container is really gone.
-                    gone = self._client.open()._query_json(
-                        f"containers/{name}/wait", "POST", params={"condition": "removed"}
-                    )
-                    await _status(gone)
-        except (aiodocker.DockerError, aiohttp.ClientError, OSError) as error:
-            raise CloseFailed(f"container {name} cannot be removed: {error}", remedy=f"docker rm -f {name}") from error
+            await container.create(settings(spec, image, labels, argv=argv, quota=self._quota))
+        except aiodocker.DockerError as error:
+            if not (self._quota and spec.disk_mib and lacks_quotas(error)):
+                raise
+            self._quota = False
+            await container.create(settings(spec, image, labels, argv=argv, quota=False))
 
 
-async def _status(call: Awaitable[Any]) -> int:
-    """What a removal came to: 204 done, 404 gone before, 409 under way. Raises: DockerError for any other."""
-    try:
-        await call
-    except aiodocker.DockerError as error:
-        if error.status not in (404, 409):
-            raise
-        return int(error.status)
-    return 204
-
-
-class _Streams:
-    """A container's attached streams as a carrier."""
-
-    def __init__(self) -> None:
-        self._stream: Any = None
-        self._said = bytearray()
-
-    async def open(self, container: Any) -> None:
-        """Attach before the start, so that no output can be missed."""
-        self._stream = container.attach(stdin=True, stdout=True, stderr=True)
-        await self._stream.__aenter__()
-
-    async def read(self) -> bytes:
-        while (message := await self._stream.read_out()) is not None:
-            if message.stream == 1:
-                return bytes(message.data)
-            self._said += message.data[: 4096 - len(self._said)]
-        return b""
-
-    async def write(self, data: bytes) -> None:
-        try:
-            await self._stream.write_in(data)
-        except AssertionError as error:  # how aiodocker says that the connection is gone
-            raise EOFError("the daemon closed the connection") from error
-
-    async def complaint(self) -> str:
-        return self._said.decode("utf-8", "replace").strip()
-
-    async def close(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(*_FOREIGN):
-                await self._stream.close()
-
-
-def _container(name: str, spec: SandboxSpec, image: str, labels: dict[str, str]) -> dict[str, Any]:
-    memory = spec.memory_mib << 20
-    return {
-        "Image": image,
-        "Entrypoint": agent_argv("python3", name),
-        "Cmd": [],
-        "User": "0:0",
-        "WorkingDir": "/",
-        "Hostname": "sandbox",
-        "Env": [f"{key}={value}" for key, value in spec.env.items()],
-        "Labels": labels,
-        "Healthcheck": {"Test": ["NONE"]},
-        "StopTimeout": 1,
-        "Tty": False,
-        # StdinOnce: when our connection ends, so does the agent's input, and with it the container.
-        "OpenStdin": True,
-        "StdinOnce": True,
-        "AttachStdin": True,
-        "AttachStdout": True,
-        "AttachStderr": True,
-        "HostConfig": {
-            "NetworkMode": "bridge" if spec.network else "none",
-            "AutoRemove": True,
-            "Memory": memory,
-            "MemorySwap": memory,
-            "NanoCpus": int(spec.cpus * 1e9),
-            "PidsLimit": spec.pids,
-            "CapDrop": ["ALL"],
-            "CapAdd": _CAPABILITIES,
-            "SecurityOpt": ["no-new-privileges"],
-            "LogConfig": {"Type": "none"},
-            "Ulimits": [{"Name": "nofile", "Soft": 4096, "Hard": 4096}, {"Name": "core", "Soft": 0, "Hard": 0}],
-        },
-    }
+def _new_name() -> str:
+    return f"thundersync-{secrets.token_hex(8)}"
 
 
 def _hello(spec: SandboxSpec) -> Hello:
     # The checker's folders are root's alone to write; what the agent works in is the agent's.
-    folders = {"/tests": (0o755, 0), "/solution": (0o755, 0), "/logs": (0o755, 0), HOME: (0o755, AGENT_UID)}
+    folders = dict.fromkeys(CHECKER_FOLDERS, (0o755, 0)) | {HOME: (0o755, AGENT_UID)}
     folders |= {"/work": (0o755, AGENT_UID), spec.workdir: (0o755, AGENT_UID)}
     return Hello(ttl_s=spec.ttl_s, folders=folders, env={})
-
-
-def _start_failed(image: str, error: BaseException) -> StartFailed:
-    if "python3" in str(error) and "not found" in str(error):
-        return StartFailed(f"image {image} has no python3", remedy="Add python3 (3.8 or newer) and bash to the image.")
-    return StartFailed(f"a container of {image} did not start: {error}", remedy="See the daemon's log.")

@@ -9,8 +9,9 @@ import aiodocker
 import aiohttp
 
 from sandboxes.base import SandboxSpec
-from sandboxes.client import DockerClient
-from sandboxes.errors import BuildFailed, ImageMissing
+from sandboxes.client import REMEDY, DockerClient
+from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, ImageMissing
+from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
 from sandboxes.tree import content_hash
 
 CONTEXT_LIMIT_BYTES = 1 << 30
@@ -42,6 +43,10 @@ class ImageStore:
                     self._ready[wanted] = await (self._pull(spec) if spec.image else self._build(spec))
         return self._ready[wanted]
 
+    def forget(self, spec: SandboxSpec) -> None:
+        """Look again the next time: somebody removed this image."""
+        self._ready.pop(spec.image or spec.context, None)
+
     async def _build(self, spec: SandboxSpec) -> str:
         context = Path(spec.context)
         if not (context / "Dockerfile").is_file():
@@ -58,6 +63,8 @@ class ImageStore:
                 )
                 async for line in build:
                     log += str(line.get("stream") or line.get("status") or line.get("error") or "").splitlines()
+                    if "no space left" in str(line.get("error")):
+                        raise _no_room(f"{context / 'Dockerfile'} did not build")
                     if "error" in line:
                         raise _failed(context, str(line["error"]), log)
         except TimeoutError as error:
@@ -79,6 +86,8 @@ class ImageStore:
             limit = f"{spec.build_timeout_s:.0f} s"
             raise ImageMissing(f"image {spec.image} did not arrive within {limit}", remedy=remedy) from error
         except (aiodocker.DockerError, aiohttp.ClientError) as error:
+            if "no space left" in str(error):
+                raise _no_room(f"image {spec.image} was not pulled") from error
             raise ImageMissing(
                 f"image {spec.image} is not here and cannot be pulled: {error}", remedy=remedy
             ) from error
@@ -86,10 +95,14 @@ class ImageStore:
 
     async def _exists(self, name: str) -> bool:
         try:
-            await self._client.open().images.inspect(name)
+            async for attempt in patiently(BUSY_TOO):
+                with attempt:
+                    await self._client.open().images.inspect(name)
         except aiodocker.DockerError as error:
             if error.status == 404:
                 return False
+            if BRIEFLY_AWAY.covers(error):
+                raise DaemonGone(f"cannot look for image {name}: {error}", remedy=REMEDY) from error
             raise ImageMissing(f"cannot look for image {name}: {error}", remedy="Is Docker still running?") from error
         return True
 
@@ -109,6 +122,11 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
+
+
+def _no_room(what: str) -> DiskFull:
+    remedy = "Make room where the daemon keeps its data (docker system df, docker system prune)."
+    return DiskFull(f"{what}: the Docker daemon's disk is full", remedy=remedy)
 
 
 def _failed(context: Path, reason: str, log: list[str]) -> BuildFailed:

@@ -29,7 +29,7 @@ NOBODY_HERE = "agent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/
 
 
 class ProcessRuntime:
-    """Makes bubblewrap boxes. Files of a box live in memory, at most `disk_mib` of them."""
+    """Makes bubblewrap boxes. Files of a box live in memory, at most `disk_mib` where a spec does not say."""
 
     def __init__(self, *, disk_mib: int = 512) -> None:
         self._disk_bytes = disk_mib << 20
@@ -130,7 +130,8 @@ class ProcessRuntime:
     async def _start(self, spec: SandboxSpec, state: StartState) -> AgentSandbox:
         sandbox_id = f"box-{secrets.token_hex(6)}"
         python, prefix = find_python()
-        argv = box_argv(agent_argv(python, sandbox_id), python_prefix=prefix, disk_bytes=self._disk_bytes)
+        disk_bytes = self._room(spec)
+        argv = box_argv(agent_argv(python, sandbox_id), python_prefix=prefix, disk_bytes=disk_bytes)
         path = f"{BOX_PATH}:{prefix}/bin" if prefix else BOX_PATH
         env = {"PATH": path, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", "LANG": "C.UTF-8"}
         async with self._starting:
@@ -150,6 +151,9 @@ class ProcessRuntime:
                     raise
         return box
 
+    def _room(self, spec: SandboxSpec) -> int:
+        return spec.disk_mib << 20 or self._disk_bytes
+
     def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: "_Pipes") -> AgentSandbox:
         async def remove() -> None:
             await pipes.end(sandbox_id)
@@ -166,7 +170,7 @@ class ProcessRuntime:
         return box
 
     def _hello(self, spec: SandboxSpec, env: dict[str, str]) -> Hello:
-        limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": self._disk_bytes}
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": self._room(spec)}
         # Not RLIMIT_AS: runtimes that reserve address space without using it (Go, Node, Java) would not start.
         limits["RLIMIT_DATA"] = spec.memory_mib << 20
         if _counts_per_box():

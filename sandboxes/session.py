@@ -6,17 +6,18 @@ Both runtimes make the same class; they differ in how the channel is opened and 
 import asyncio
 import os
 import posixpath
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
 from sandboxes.base import Command, Result
-from sandboxes.channel import Channel, Field
+from sandboxes.channel import Field
 from sandboxes.errors import CloseFailed, FileRefused, FileTooLarge, SandboxError, StartFailed
 from sandboxes.shield import finish
-from sandboxes.tree import count, pack_tree
+from sandboxes.tree import count, pack_tree, unpack_tree
 
 AGENT_UID = 1000
 """The user commands run as, where the agent is root and can change users."""
@@ -24,6 +25,15 @@ GRACE_S = 30.0
 """What an answer may take beyond a command's own deadline on a busy machine, before the sandbox counts as lost."""
 FILE_DEADLINE_S = 120.0
 TREE_LIMIT_BYTES = 1 << 28
+
+
+class Caller(Protocol):
+    """Questions to a sandbox: `channel.Channel` asks its agent, `execs.ExecChannel` does without one."""
+
+    def shut(self, reason: str) -> None:
+        """Refuse every later call with this reason."""
+
+    async def call(self, fields: Sequence[Field], *, deadline_s: float) -> list[bytes]: ...
 
 
 class Hello(Struct, frozen=True, kw_only=True):
@@ -44,7 +54,7 @@ class AgentSandbox:
     def __init__(
         self,
         sandbox_id: str,
-        channel: Channel,
+        channel: Caller,
         *,
         workdir: str,
         user_env: Mapping[str, Mapping[str, str]],
@@ -65,7 +75,7 @@ class AgentSandbox:
         return self._sandbox_id
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> Caller:
         return self._channel
 
     async def run(self, command: Command) -> Result:
@@ -115,6 +125,14 @@ class AgentSandbox:
         entries = await asyncio.to_thread(pack_tree, source, limit_bytes=TREE_LIMIT_BYTES)
         await self._channel.call(["unpack", checked, count(entries), *entries], deadline_s=FILE_DEADLINE_S)
 
+    async def get_tree(self, source: str, target: Path, *, limit_bytes: int = TREE_LIMIT_BYTES) -> None:
+        """Copy the content of a folder inside into the new host folder `target`, links that lead out of it refused.
+
+        Raises: FileMissing, FileTooLarge, FileRefused, SandboxGone.
+        """
+        entries = await self._channel.call(["pack", checked_path(source), limit_bytes], deadline_s=FILE_DEADLINE_S)
+        await asyncio.to_thread(unpack_tree, entries, target)
+
     async def unpack(self, entries: list[bytes]) -> None:
         """Lay a start state over the sandbox's root; `entries` came from `pack`."""
         await self._channel.call(["unpack", "/", count(entries), *entries], deadline_s=FILE_DEADLINE_S)
@@ -144,7 +162,7 @@ class AgentSandbox:
             self._closed = True
 
 
-async def greet(channel: Channel, hello: Hello, *, deadline_s: float) -> None:
+async def greet(channel: Caller, hello: Hello, *, deadline_s: float) -> None:
     """Tell a fresh agent what it needs; returns once it is ready. Raises: StartFailed."""
     lists: tuple[Mapping[str, Field], ...] = (hello.files, hello.env)
     fields: list[Field] = ["hello", int(hello.ttl_s * 1000)]

@@ -5,8 +5,9 @@ An entry is five fields: kind (`f`, `d`, `l`), path relative to the folder, mode
 
 import hashlib
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sandboxes.channel import Field
@@ -47,6 +48,55 @@ def entry(path: Path, name: bytes, found: os.stat_result, *, limit_bytes: int) -
             remedy="Put large data into the sandbox's image instead of copying it into every sandbox.",
         )
     return ["f", name, mode, found.st_mtime_ns, path.read_bytes()]
+
+
+def unpack_tree(entries: Sequence[bytes], target: Path) -> None:
+    """Make the new folder `target` hold `entries`, which a sandbox gave and nobody trusts. Blocks: call it in a thread.
+
+    Raises: FileRefused when `target` exists, or for a path or link that leads out of it; then nothing is left of it.
+    """
+    try:
+        target.mkdir(parents=True)
+    except FileExistsError as error:
+        raise FileRefused(f"{target} exists", remedy="Name a folder that does not exist yet.") from error
+    try:
+        _lay_out(entries, target)
+    except (OSError, ValueError) as error:
+        shutil.rmtree(target)
+        raise FileRefused(f"a sandbox's folder cannot be laid out in {target}: {error}") from error
+    except BaseException:
+        shutil.rmtree(target)
+        raise
+
+
+def _lay_out(entries: Sequence[bytes], target: Path) -> None:
+    links: list[tuple[Path, bytes]] = []
+    for at in range(0, len(entries), FIELDS_PER_ENTRY):
+        kind, name, mode, mtime, content = entries[at : at + FIELDS_PER_ENTRY]
+        parts = name.split(b"/")
+        if not name or b"\0" in name or any(part in (b"", b".", b"..") for part in parts):
+            raise FileRefused(f"a sandbox named a file outside its folder: {os.fsdecode(name)!r}")
+        path = target / os.fsdecode(name)
+        if kind == b"l":
+            links.append((path, content))
+            continue
+        # No link is made before the last file is: nothing here can be led elsewhere by one.
+        if kind == b"d":
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(int(mode) & 0o777)
+        os.utime(path, ns=(int(mtime), int(mtime)))
+    for path, _ in links:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in links:
+        path.symlink_to(os.fsdecode(content))
+    top = target.resolve()
+    for path, content in links:
+        # Resolved through all the links at once: each alone may look harmless. A loop is a dead end, and stays.
+        if not Path(os.path.realpath(path)).is_relative_to(top):
+            raise FileRefused(f"a sandbox's link leads out of its folder: {path.name} -> {os.fsdecode(content)}")
 
 
 def count(fields: list[Field] | list[bytes]) -> int:

@@ -18,6 +18,8 @@ import platformdirs
 import pytest
 
 BASE_IMAGE = "thundersync/base:test"
+BARE_IMAGE = "thundersync/bare:test"
+"""The same without python3, so that no agent can run in it."""
 _RECIPE = Path(__file__).parents[1] / "tools" / "base_image.sh"
 
 
@@ -101,7 +103,7 @@ def missing() -> str:
 
 @pytest.fixture(scope="session")
 def docker_daemon() -> Iterator[DockerDaemon]:
-    """A running private daemon that has BASE_IMAGE."""
+    """A running private daemon that has BASE_IMAGE and BARE_IMAGE."""
     if reason := missing():
         pytest.skip(f"DOCKER TESTS DO NOT RUN: {reason}")
     tar = base_image_tar()
@@ -110,6 +112,9 @@ def docker_daemon() -> Iterator[DockerDaemon]:
         daemon.await_ready()
         path = "ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8"
         daemon.docker("import", "-c", path, "-c", "WORKDIR /work", str(tar), BASE_IMAGE)
+        daemon.docker("run", "--name", "bare", "--network", "none", BASE_IMAGE, "sh", "-c", "rm -f /usr/bin/python3*")
+        daemon.docker("commit", "bare", BARE_IMAGE)
+        daemon.docker("rm", "bare")
         yield daemon
     finally:
         daemon.close()

@@ -18,6 +18,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+tasks = typer.Typer(name="tasks", help="Look at tasks before training on them.", no_args_is_help=True)
+app.add_typer(tasks)
 ConfigPath = Annotated[Path, typer.Argument(help="A TOML file, e.g. configs/quickstart.toml", metavar="CONFIG")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Change one setting, e.g. --set optim.lr=1e-5", metavar="KEY=VALUE")
@@ -110,6 +112,45 @@ def monitor(
             await show(target, plain=plain, console=console)
 
     raise typer.Exit(check(lambda: run_to_the_end(work(), console, farewell="closing the view"), console))
+
+
+@tasks.command(name="check")
+def check_tasks(
+    path: Annotated[str, typer.Argument(help="Task folders, a file of rows, or a folder of several sets.")],
+    runtime: Annotated[str, typer.Option(help="auto, docker or process.")] = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Tasks at a time.")] = 2,
+    json: Annotated[
+        Path | None, typer.Option(help="Report, one JSON object a line; what it holds is not checked again.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Check again what the report says is not good.")] = False,
+    network: Annotated[str, typer.Option(help="task: as each task asks; off: none for any.")] = "task",
+    stand_in: Annotated[
+        str, typer.Option(help="A local image in the place of every base image.", metavar="IMAGE")
+    ] = "",
+) -> None:
+    """Say of each task whether it can be trained on: complete, built, solved by its solution, and by nothing else."""
+    from thundersync.session import check, run_to_the_end
+    from thundersync.tasks.command import check_all
+
+    console = Console()
+    bad: list[str] = []
+    work = check_all(
+        path,
+        runtime=runtime,
+        docker_host=os.environ.get("DOCKER_HOST", ""),
+        jobs=jobs,
+        json=json,
+        again=again,
+        network=network,
+        stand_in=stand_in,
+        variables=os.environ,
+        console=console,
+        bad=bad,
+    )
+    code = check(
+        lambda: run_to_the_end(work, console, farewell="ending the check; its report can be continued"), console
+    )
+    raise typer.Exit(code or int(bool(bad)))
 
 
 @app.command()

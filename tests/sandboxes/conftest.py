@@ -1,4 +1,4 @@
-"""Both runtimes behind one name: a test that takes `lab` runs over real boxes and over real containers."""
+"""All kinds behind one name: a test that takes `lab` runs over real boxes, and containers with and without an agent."""
 
 import asyncio
 import os
@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import DockerRuntime, ProcessRuntime, Runtime, RuntimeUnavailable, Sandbox, SandboxSpec
-from tests.docker_daemon import BASE_IMAGE, DockerDaemon
+from sandboxes import DockerRuntime, Pool, ProcessRuntime, Runtime, RuntimeUnavailable, Sandbox, SandboxSpec
+from tests.docker_daemon import BARE_IMAGE, BASE_IMAGE, DockerDaemon
+
+KINDS = [
+    "process",
+    "process in a pool",
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("docker without python3", marks=pytest.mark.docker),
+]
 
 
 class Lab:
@@ -18,6 +25,10 @@ class Lab:
         self.runtime = runtime
         self.image = image
         self.daemon = daemon
+
+    @property
+    def has_agent(self) -> bool:
+        return self.image != BARE_IMAGE
 
     def spec(self, **settings: object) -> SandboxSpec:
         return SandboxSpec(image=self.image, **settings)  # type: ignore[arg-type]
@@ -69,13 +80,15 @@ async def until(holds: Callable[[], bool], *, limit_s: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.fixture(scope="session", params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(scope="session", params=KINDS)
 async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
-    if request.param == "docker":
+    if not request.param.startswith("process"):
         daemon: DockerDaemon = request.getfixturevalue("docker_daemon")
-        lab = Lab(DockerRuntime(daemon.host, labels={"test": "contract"}), image=BASE_IMAGE, daemon=daemon)
+        image = BASE_IMAGE if request.param == "docker" else BARE_IMAGE
+        lab = Lab(DockerRuntime(daemon.host, labels={"test": "contract"}), image=image, daemon=daemon)
     else:
-        lab = Lab(ProcessRuntime(), image="", daemon=None)
+        runtime = ProcessRuntime() if request.param == "process" else Pool(ProcessRuntime())
+        lab = Lab(runtime, image="", daemon=None)
         try:
             await lab.runtime.check()
         except RuntimeUnavailable as error:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import Command, DockerRuntime, RuntimeUnavailable, SandboxGone, SandboxSpec, choose
+from sandboxes import Command, DiskFull, DockerRuntime, RuntimeUnavailable, SandboxGone, SandboxSpec, choose
 from sandboxes.owner import Owner
-from tests.docker_daemon import BASE_IMAGE, DockerDaemon
+from tests.docker_daemon import BARE_IMAGE, BASE_IMAGE, DockerDaemon
+from tests.sandboxes.conftest import until
 
 
 def dead_owner() -> Owner:
@@ -34,6 +35,51 @@ async def test_the_daemon_was_given_every_limit(docker_daemon: DockerDaemon) -> 
     bytes_ = str(300 << 20)
     assert told == ["500000000", bytes_, bytes_, "99", "none", "true", "[ALL]", "[no-new-privileges]", "r1", "t1"]
     await runtime.close()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("image", [BASE_IMAGE, BARE_IMAGE])
+async def test_a_read_only_root_has_its_work_areas_and_they_begin_as_the_image(
+    docker_daemon: DockerDaemon, tmp_path: Path, image: str
+) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {image}\nRUN mkdir -p /app && echo there > /app/file\n")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "check").write_text("checked\n")
+    runtime = DockerRuntime(docker_daemon.host)
+    spec = SandboxSpec(context=str(tmp_path), workdir="/app", read_only_root=True, disk_mib=8)
+    sandbox = await runtime.start(spec)
+    script = "cat file && echo new > file && touch /tmp/x /var/tmp/x ~/x /work/x && touch /opt/x || echo refused"
+    result = await sandbox.run(Command(script=script))
+    assert result.stdout == b"there\nrefused\n", result.stderr
+    root = await sandbox.run(Command(script="touch /usr/x || echo refused", user="root"))
+    assert root.stdout == b"refused\n"
+    await sandbox.put_tree(tmp_path / "tree", "/tests")
+    assert await sandbox.read("/tests/check") == b"checked\n"
+    with pytest.raises(DiskFull):
+        await sandbox.write("/tests/large", b"x" * (9 << 20))
+    await runtime.close()
+    assert docker_daemon.docker("volume", "ls", "-q") == ""
+
+
+@pytest.mark.docker
+async def test_a_disk_limit_holds_for_each_file_where_the_daemon_has_no_quotas(docker_host: str) -> None:
+    runtime = DockerRuntime(docker_host)
+    sandbox = await runtime.start(SandboxSpec(image=BASE_IMAGE, disk_mib=4))
+    result = await sandbox.run(Command(script="head -c 9M /dev/zero > /work/large"))
+    assert result.exit_code != 0
+    assert int((await sandbox.run(Command(script="stat -c %s /work/large"))).stdout) <= 4 << 20
+    assert (await sandbox.run(Command(script="echo alive"))).stdout == b"alive\n"
+    await runtime.close()
+
+
+@pytest.mark.docker
+async def test_a_closing_runtime_waits_for_a_start_and_takes_it_along(docker_daemon: DockerDaemon) -> None:
+    runtime = DockerRuntime(docker_daemon.host, labels={"test": "closing"})
+    starts = [asyncio.create_task(runtime.start(SandboxSpec(image=BASE_IMAGE))) for _ in range(6)]
+    await until(lambda: "closing" in docker_daemon.docker("ps", "-a", "--format", "{{.Labels}}"))
+    await runtime.close()
+    await asyncio.gather(*starts, return_exceptions=True)
+    assert docker_daemon.docker("ps", "-aq", "--filter", "label=test=closing") == ""
 
 
 @pytest.mark.docker

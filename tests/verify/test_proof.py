@@ -115,7 +115,7 @@ async def test_flat_groups_are_given_rewards_and_the_table_says_so(model: Path, 
     flat = rp.record(42, rewards=(0.0,))
     proof = await prover(cfg, [link(cfg, model, tmp_path)]).prove(recorded(flat))
     assert proof.ok
-    assert proof.norm > 0
+    assert proof.references[0].norm > 0
     assert "rewards of 3 flat groups were replaced by 0, 1, 0.5, 0.25, ..." in proof.notes[0]
     assert "folded parts" not in ways(proof)  # the new rewards fold anyway
 

@@ -86,9 +86,11 @@ class Block:
         self.publish()
         self.fresh = {}
 
-    def publish(self) -> None:
-        """Let children attend to this forward's keys and values, through float32 leaves."""
-        self.proxies = {layer: (_leaf(k), _leaf(v)) for layer, (k, v) in self.fresh.items()}
+    def publish(self, *, connected: bool = False) -> None:
+        """Let children attend to this forward's keys and values: through float32 leaves, or `connected` to this
+        forward's graph, so that a child's backward goes on into it."""
+        through = _wide if connected else _leaf
+        self.proxies = {layer: (through(k), through(v)) for layer, (k, v) in self.fresh.items()}
 
     def backward(
         self,
@@ -168,7 +170,11 @@ def _attend(
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).requires_grad_()
+    return _wide(tensor.detach()).requires_grad_()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _rows(proxy: Tensor, rows: int, like: Tensor) -> Tensor:

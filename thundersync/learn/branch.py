@@ -1,14 +1,16 @@
 """The turns of one rollout as a chain of blocks, each attending to those before it and to its group's prompt.
 
-A turn's loss reaches every earlier token through keys and values, so one sweep from the last block to the first is
-owed in any case. *forward* keeps each turn's graph and does everything in that sweep; *immediate* differentiates a
-turn's own loss at once and runs earlier turns again in the sweep. Both leave the same gradient.
+A turn's loss reaches every earlier token through keys and values, so one sweep over the whole branch is owed in any
+case. *forward* keeps the turns' graphs connected, and the sweep is a single backward; *immediate* differentiates a
+turn's own loss at once, cut off from the turns before it, and runs those again in a sweep from the last to the first.
+Both leave the same gradient.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thundersync.learn.blocks import Block
@@ -24,7 +26,8 @@ class Branch:
         self._policy = policy
         self._root = root
         self._blocks: list[Block] = []
-        self._kept: dict[int, tuple[list[Tensor], list[Tensor | None]]] = {}
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        """Values whose backward waits for the sweep, and their weights."""
 
     @property
     def tokens(self) -> int:
@@ -40,25 +43,27 @@ class Branch:
 
     def take(self, block: Block, values: list[Tensor], weights: list[Tensor | None], *, keep: bool, into: Into) -> None:
         """The newest block has run: differentiate its own loss now, or `keep` its graph for the sweep."""
-        block.publish()
+        block.publish(connected=keep)
         if keep:
-            self._kept[len(self._blocks) - 1] = (values, weights)
+            block.fresh = {}
+            self._kept += [(v, w.to(v)) for v, w in zip(values, weights, strict=True) if w is not None]
         else:
             into(TURN_SUM, lambda: block.backward(values, weights))
 
     def sweep(self, into: Into) -> None:
-        """Last block to first; the root's blocks are left with what the whole branch owes them."""
-        for index in reversed(range(len(self._blocks))):
+        """What is left of the branch; the root's blocks are then left with what the whole branch owes them."""
+        if self._kept:
+            values, weights = zip(*self._kept, strict=True)
+            self._kept, self._blocks = [], []
+            into(TURN_SUM, lambda: torch.autograd.backward(values, weights))
+            return
+        self._blocks.pop()  # it has no children, so nothing waits on its keys and values
+        while self._blocks:
             block = self._blocks.pop()
-            # The last block has no children, so nothing waits on its keys and values.
-            last = index == len(self._blocks) and not any(pair[0].grad is not None for pair in block.proxies.values())
-            adjoint = [] if last else block.take_adjoint()
-            into(TURN_SUM, lambda b=block, i=index, a=adjoint: self._pull(b, i, a))  # type: ignore[misc]
+            adjoint = block.take_adjoint()
+            into(TURN_SUM, lambda b=block, a=adjoint: _pull(b, a))  # type: ignore[misc]
 
-    def _pull(self, block: Block, index: int, adjoint: list[Tensor]) -> None:
-        kept = self._kept.pop(index, None)
-        if kept is not None:
-            block.backward(*kept, adjoint)
-        elif adjoint:
-            block.forward()
-            block.backward([], [], adjoint)
+
+def _pull(block: Block, adjoint: list[Tensor]) -> None:
+    block.forward()
+    block.backward([], [], adjoint)

@@ -181,6 +181,14 @@ class Reference(Request, frozen=True, kw_only=True, tag="reference"):
     scales: list[float]
 
 
+class Floor(Request, frozen=True, kw_only=True, tag="floor"):
+    """The same once more, every layer off by one unit in the last place, against the reference: what rounding alone
+    makes of it. Nothing of it is kept."""
+
+    pieces: list[ReferencePiece]
+    scales: list[float]
+
+
 class Compare(Request, frozen=True, kw_only=True, tag="compare"):
     """The step's streamed gradient, summed over workers, against the reference; changes nothing."""
 
@@ -228,6 +236,7 @@ AnyRequest: TypeAlias = (
     | Commit
     | Discard
     | Reference
+    | Floor
     | Compare
     | Limits
     | MeasureKl
@@ -296,7 +305,7 @@ class Comparison(Reply, frozen=True, kw_only=True, tag="comparison"):
     norm: float
     """Of the reference."""
     digest: str
-    """Of the streamed gradient's bits."""
+    """Of the bits of what was compared with the reference."""
 
 
 class Scores(Reply, frozen=True, kw_only=True, tag="scores"):

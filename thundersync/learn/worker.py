@@ -31,6 +31,7 @@ from thundersync.learn.lora import has_adapter, published_parameters, without_ad
 from thundersync.learn.one_piece import one_piece_gradient, relative_l2, worst_tensor
 from thundersync.learn.optimizer import Optimizer
 from thundersync.learn.policy import load_frozen, load_policy, load_reference
+from thundersync.learn.rounding import last_place_noise
 from thundersync.learn.step_gradient import StepGradient
 
 
@@ -72,8 +73,11 @@ class Worker:
                 return self._commit(scales)
             case m.Reference(pieces=pieces, scales=scales):
                 return _timed(lambda: self._keep_reference(pieces, scales))
+            case m.Floor(pieces=pieces, scales=scales):
+                with last_place_noise(self._policy):
+                    return self._against_reference(self._one_piece(pieces, scales))
             case m.Compare(scales=scales):
-                return self._compare(scales)
+                return self._against_reference(self._gradient.finish(scales))
             case m.Limits(resident_parts=resident_parts, block_tokens=block_tokens):
                 return _timed(lambda: self._gradient.limit(resident_parts, block_tokens))
             case m.MeasureKl(rows=rows):
@@ -165,19 +169,22 @@ class Worker:
         )
 
     def _keep_reference(self, pieces: list[m.ReferencePiece], scales: list[float]) -> None:
-        own = one_piece_gradient(self._policy, self._flat, self._terms, self._frozen, pieces, scales)
-        self._reference = self._ranks.total(own)
+        self._reference = self._ranks.total(self._one_piece(pieces, scales))
 
-    def _compare(self, scales: list[float]) -> m.Comparison:
+    def _one_piece(self, pieces: list[m.ReferencePiece], scales: list[float]) -> Tensor:
+        return one_piece_gradient(self._policy, self._flat, self._terms, self._frozen, pieces, scales)
+
+    def _against_reference(self, own: Tensor) -> m.Comparison:
+        """`own` [P] is this worker's share of a gradient."""
         assert self._reference is not None
-        streamed = self._ranks.total(self._gradient.finish(scales))
-        worst, name = worst_tensor(self._flat, streamed, self._reference)
+        whole = self._ranks.total(own)
+        worst, name = worst_tensor(self._flat, whole, self._reference)
         return m.Comparison(
-            relative_l2=relative_l2(streamed, self._reference),
+            relative_l2=relative_l2(whole, self._reference),
             worst=worst,
             worst_name=name,
             norm=float(torch.linalg.vector_norm(self._reference)),
-            digest=tensor_checksum(streamed),
+            digest=tensor_checksum(whole),
         )
 
 

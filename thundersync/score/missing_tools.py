@@ -15,10 +15,8 @@ _NETWORK = (
     r"Failed to establish a new connection",
     r"Network is unreachable",
     r"No route to host",
-    r"Could not connect to \S+",
-    r"Failed to connect to \S+ port \d+",
-    r"Connection timed out",
-    r"Connection refused",
+    # A service that the agent should have started refuses too: only other hosts count.
+    r"(Could not|Failed to) connect to (?!localhost|127\.|0\.0\.0\.0|::1|\[)[\w-]+\.[\w.-]+( port \d+)?",
     r"Failed to fetch (http\S+|`?https?://\S+)",
     r"error sending request for url \(\S+\)",
     r"Could not fetch URL \S+",
@@ -38,7 +36,7 @@ _PACKAGES = (
     r"No module named '?pytest'?",
 )
 _PROGRAMS = (
-    r"(?:^|: )(?P<a>uvx?|pytest|python3?|pip3?|curl|wget|apt-get|npm|npx|node|cargo|go|jq|git|bash): (?:command )?not found",
+    r"(?:^|: )(uvx?|pytest|python3?|pip3?|curl|wget|apt-get|npm|npx|node|cargo|go|jq|git|bash): (command )?not found",
     r"/usr/bin/env: [‘'\"]?\w+[’'\"]?: No such file or directory",
     r"\.local/bin/env: No such file or directory",
     r"bad interpreter: .*",

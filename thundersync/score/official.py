@@ -1,4 +1,4 @@
-"""The official `swebench` package's own reading of a log, where it is installed; so that resolved here is resolved there.
+"""The official `swebench` package's reading of a log, where it is installed: resolved here is resolved there.
 
 In a process of its own: the import takes seconds and brings a hundred modules. Refuses to know tasks and sandboxes.
 """
@@ -22,7 +22,8 @@ if found is None:
     for each in pkgutil.iter_modules(parsers.__path__):
         module = importlib.import_module(f"{parsers.__name__}.{each.name}")
         found = found or getattr(module, asked["parser"], None)
-print(json.dumps(None if found is None else {name: str(getattr(s, "value", s)) for name, s in found(asked["log"], None).items()}))
+statuses = None if found is None else found(asked["log"], None)
+print(json.dumps(statuses and {name: str(getattr(status, "value", status)) for name, status in statuses.items()}))
 """
 
 

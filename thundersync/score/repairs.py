@@ -1,8 +1,8 @@
 """Judges repairs: takes the agent's change out of its sandbox as a patch, and runs the tests on it in a fresh one.
 
-Place in the flow: `reward.RewardChecker` calls `prepare` before the first turn and `judge` after the last. Knows nothing
-of tokens or groups. What leaves the agent's sandbox is a text that git can apply, and nothing else: test files and
-whatever configures the test framework are put back before the tests run (`tasks.repair.is_surface`).
+Place in the flow: `reward.RewardChecker` prepares the start state before the first turn and judges after the last.
+Knows nothing of tokens or groups. What leaves the agent's sandbox is a text that git can apply, and nothing else: test
+files and whatever configures the test framework are put back before the tests run (`tasks.repair.is_surface`).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
 from sandboxes.shield import finish
 from thundersync.core.types import Task
 from thundersync.errors import ThundersyncError
+from thundersync.score.missing_tools import missing_tool
 from thundersync.score.official import official_statuses
 from thundersync.score.test_logs import TestLog, merged, read_log
 from thundersync.tasks.repair import Repair, is_surface, load_repair, terminated
@@ -158,7 +159,9 @@ class RepairJudge:
         result = await _git(sandbox, repair, script, stdin=b"", limit_bytes=PATCH_LIMIT_BYTES)
         if result.exit_code != 0:
             return False
-        changed = [entry.split("\t", 2)[2] for entry in result.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]]
+        changed = [
+            entry.split("\t", 2)[2] for entry in result.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
+        ]
         back = [path for path in changed if is_surface(path, repair)]
         files = " ".join(f"':(literal)'{_quoted(path)}" for path in repair.restored)
         check = f"git diff --quiet HEAD -- {files}\n" if files else ""
@@ -199,6 +202,11 @@ class RepairJudge:
                 counted=log.counted,
                 exit_code=log.exit_code,
                 text=log.text,
+            )
+        if not log.statuses and (fault := missing_tool(output)):
+            raise JudgeBroken(
+                f"no test of {repair.instance_id} ran, for want of {fault}",
+                remedy="Put what its test script calls into the image.",
             )
         return grade(repair, log)
 
@@ -249,9 +257,7 @@ def _unresolved(repair: Repair, why: str) -> RepairVerdict:
     return RepairVerdict(resolved=False, why=why, rewards={"reward": 0.0, "fixed": 0.0, "kept": 0.0})
 
 
-async def _git(
-    sandbox: Sandbox, repair: Repair, script: str, *, stdin: bytes, limit_bytes: int = 65536
-) -> Result:
+async def _git(sandbox: Sandbox, repair: Repair, script: str, *, stdin: bytes, limit_bytes: int = 65536) -> Result:
     command = Command(
         script=f"cd {repair.repo_dir} || exit 5\n{script}",
         timeout_s=GIT_TIMEOUT_S,

@@ -15,7 +15,15 @@ from msgspec import Struct
 
 FILE = "repair.json"
 
-_JUDGES = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "noxfile.py")
+_JUDGES: tuple[str, ...] = (
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    "noxfile.py",
+)
 _JUDGES += ("sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc", "*.pyo", ".coveragerc", "*.egg-link")
 # At the top of the repository or of its source folder these would be imported instead of the test framework's own.
 _SHADOWS = re.compile(
@@ -49,6 +57,9 @@ class Repair(Struct, frozen=True, kw_only=True):
     """A listed test that the log does not name has passed (`eval_type = "fail_only"`)."""
     skipped_holds: bool = False
     """A skipped test of `pass_to_pass` is as good as before (SWE-bench); else it is not passed (SWE-smith)."""
+
+    has_issue: bool = True
+    """The row itself says what is wrong."""
 
     @property
     def test_count(self) -> int:

@@ -1,5 +1,6 @@
 """Rows of a data set, from a file, a folder of files, or the Hugging Face hub. Refuses to know what a row means."""
 
+import importlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ def _from_json(path: Path) -> Iterator[Row]:
 
 def _from_parquet(path: Path) -> Iterator[Row]:
     try:
-        from pyarrow import parquet
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise TaskError(f"{path} needs pyarrow, which is not installed", remedy="pip install pyarrow") from error
     for batch in parquet.ParquetFile(path).iter_batches():
@@ -81,7 +82,7 @@ def _from_parquet(path: Path) -> Iterator[Row]:
 
 def _from_hub(name: str, split: str) -> Iterator[Row]:
     try:
-        import datasets
+        datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise TaskError(
             f"there is no file {name}, and to look for a data set of this name on the hub needs `datasets`",

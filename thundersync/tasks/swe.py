@@ -24,10 +24,7 @@ SMITH_COMMAND = "pytest --disable-warnings --color=no --tb=no --verbose"
 SMITH_TIMEOUT_S = 600.0
 BENCH_TIMEOUT_S = 1800.0
 MEMORY_MIB = 10 * 1024
-_KIND = re.compile(r"\.([a-z]\w*?)(?:__\w+|_\d+)$")
-_ACTIVATE = (
-    "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate; conda activate testbed; fi"
-)
+_ACTIVATE = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate; conda activate testbed; fi"
 TEMPLATE = (
     "There is a regression in this package: {count} test(s) that used to pass now fail, {first}{more}.\n"
     "Find the cause in the source code (not in the tests) and fix it."
@@ -44,7 +41,7 @@ def looks_like_bench(row: Row) -> bool:
 
 
 def kind_of(instance_id: str) -> str:
-    """`func_pm_op_change`, `lm_rewrite`, `pr_53652`, ...: how a SWE-smith bug was made; empty if the id does not say."""
+    """How a SWE-smith bug was made, e.g. `func_pm_op_change` or `pr_53652`; empty if the id does not say."""
     last = instance_id.rpartition(".")[2]
     if last.startswith("pr_"):
         return last
@@ -66,8 +63,10 @@ def smith_task(row: Row, *, suite: str, keep: KeptFiles, near: Path | None = Non
         return Found(task_id=row_id or "?", suite=suite, format="swe_smith", task=None, faults=faults)
     files = files_of_tests([*tests[0], *tests[1]])
     lines = [_ACTIVATE, "cd /testbed", f"echo '{START}'", f"{command} {' '.join(map(_quoted, files))}"]
+    issue = str(row.get("problem_statement") or "").strip()
     repair = Repair(
         instance_id=row_id,
+        has_issue=bool(issue),
         bug=patch,
         gold=patch,
         gold_reversed=True,
@@ -78,10 +77,7 @@ def smith_task(row: Row, *, suite: str, keep: KeptFiles, near: Path | None = Non
         fail_to_pass=tests[0],
         pass_to_pass=tests[1],
     )
-    issue = str(row.get("problem_statement") or "").strip()
-    return _found(
-        repair, suite, "swe_smith", issue or _template(tests[0]), image, timeout_s=SMITH_TIMEOUT_S, keep=keep
-    )
+    return _found(repair, suite, "swe_smith", issue or _template(tests[0]), image, timeout_s=SMITH_TIMEOUT_S, keep=keep)
 
 
 def bench_task(row: Row, *, suite: str, keep: KeptFiles) -> Found:
@@ -134,7 +130,7 @@ def _smith_image(row: Row, row_id: str, near: Path | None, faults: list[str]) ->
         folder = (near or Path()) / context
         if not (folder / "Dockerfile").is_file():
             faults.append(f"context {context!r}: there is no Dockerfile in {folder}")
-        return Image(name=str(row.get("image_name") or "") if row.get("prebuilt") else "", context=str(folder.absolute()))
+        return Image(context=str(folder.absolute()))
     if name := str(row.get("image_name") or ""):
         return Image(name=name)
     match = re.fullmatch(r"(.+?)__(.+?)\.([0-9a-f]{8})\..+", row_id)
@@ -160,8 +156,7 @@ def _tests(row: Mapping[str, Any], name: str, faults: list[str]) -> list[str]:
             found = json.loads(found)
         except ValueError:
             found = None
-    if hasattr(found, "tolist"):
-        found = found.tolist()
+    found = found.tolist() if found is not None and hasattr(found, "tolist") else found  # a column of numpy arrays
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         faults.append(f"{name} is not a list of test ids")
         return []

@@ -17,7 +17,9 @@ from thundersync.tasks.harbor import dockerfile_workdir, strip_canary
 from thundersync.tasks.kept import KeptFiles
 
 _VERDICTS: dict[str, VerdictKind] = {"pytest": "test_summary", "swebench": "swebench_results"}
-_WHOLE_FOLDER = re.compile(r"^\s*(COPY|ADD)\s+(--\S+\s+)*\[?\s*[\"']?\.(/|/\*|/\.)?[\"']?[\s,]", re.IGNORECASE | re.MULTILINE)
+_WHOLE_FOLDER = re.compile(
+    r"^\s*(COPY|ADD)\s+(--\S+\s+)*\[?\s*[\"']?\.(/|/\*|/\.)?[\"']?[\s,]", re.IGNORECASE | re.MULTILINE
+)
 
 
 class TaskYaml(Struct, frozen=True, kw_only=True):
@@ -127,5 +129,3 @@ def _solution(folder: Path, keep: KeptFiles, faults: list[str]) -> str:
         return ""
     lines = [step.command + ("\n" if step.append_enter else "") for step in steps]
     return str(keep.keep({"solve.sh": "#!/bin/bash\n" + "".join(lines)}) / "solve.sh")
-
-

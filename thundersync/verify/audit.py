@@ -1,7 +1,8 @@
 """The audit of a live step: right before its commit, its streamed gradient against its own one-piece gradient.
 
-`stream.verify_every` says how often. Costs one more forward and backward of the step, and while it lasts one more
-buffer of the trainable parameters in each worker; changes nothing.
+`stream.verify_every` says how often. Costs a forward and backward of the whole step (two, where the distance is above
+the least tolerance and the rounding floor has to be measured), and while it lasts two more buffers of the trainable
+parameters in each worker; changes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from thundersync.monitor.events import AnyEvent, Audited
 from thundersync.placement import Dtype
 from thundersync.recipe import objective_of
 from thundersync.verify import textbook
-from thundersync.verify.reference import compare, keep_reference
-from thundersync.verify.tolerance import says_nothing, tolerance
+from thundersync.verify.reference import compare, keep_reference, rounding_floor
+from thundersync.verify.tolerance import LEAST, says_nothing, tolerance
 
 
 class Auditor:
@@ -54,9 +55,12 @@ class Auditor:
         book = textbook_of(stream, self._config)
         await keep_reference(self._workers, book, limit_s=limit_s)
         found = await compare(self._workers, stream.scales(), limit_s=limit_s)
-        allowed = tolerance(self._dtype, entropy=self._config.algo.entropy_coef != 0.0, norm=found.norm, mass=book.mass)
-        # A gradient that has cancelled to nothing is rounding on both sides: there it is no evidence of anything.
-        exact = found.relative_l2 <= allowed or says_nothing(norm=found.norm, mass=book.mass)
+        exact, allowed = found.relative_l2 <= LEAST, LEAST
+        if not exact:
+            floor = await rounding_floor(self._workers, book, limit_s=limit_s)
+            allowed = tolerance(floor)
+            # A gradient that has all but cancelled is rounding on both sides: no evidence of anything.
+            exact = found.relative_l2 <= allowed or says_nothing(floor, self._dtype)
         self._emit(
             Audited(
                 at_s=time.time(),

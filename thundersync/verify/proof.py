@@ -28,7 +28,7 @@ from thundersync.verify import textbook
 from thundersync.verify.arms import Arm, Replayer, reward_arms, turn_arms
 from thundersync.verify.audit import smallest_group, textbook_of
 from thundersync.verify.recording import Recording
-from thundersync.verify.reference import compare, keep_reference
+from thundersync.verify.reference import compare, keep_reference, rounding_floor
 from thundersync.verify.tolerance import says_nothing, tolerance
 
 
@@ -49,6 +49,16 @@ class Finding(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class Reference(Struct, frozen=True, kw_only=True):
+    """A one-piece gradient."""
+
+    norm: float
+    seconds: float
+    floor: float
+    """Its relative L2 from itself with every layer off by one unit in the last place; `worst` by tensor."""
+    worst: float
+
+
 class Proof(Struct, frozen=True, kw_only=True):
     """What `verify` found."""
 
@@ -60,9 +70,8 @@ class Proof(Struct, frozen=True, kw_only=True):
     rollouts: int
     tokens: int
     """Sampled."""
-    norm: float
-    """Of the one-piece gradient."""
-    reference_s: float
+    references: list[Reference]
+    """One, or a second for rewards that fold parts."""
     notes: list[str]
     findings: list[Finding]
     ok: bool
@@ -135,9 +144,9 @@ class Prover:
         self._dtype: Dtype = dtype
         self._bits_repeat = bits_repeat
         self._say = say
-        self._book = textbook.Textbook(pieces=[], scales=[], mass=0.0)
-        self._reference_s = 0.0
-        self._norm = 0.0
+        self._floor: m.Comparison | None = None
+        """Of the reference that the workers keep."""
+        self._references: list[Reference] = []
         self._notes: list[str] = []
         self._findings: list[Finding] = []
 
@@ -149,7 +158,7 @@ class Prover:
         """Raises: NothingToVerify, WorkerLost."""
         await self._replayer.forget()
         if recording.turns:
-            if not self._book.pieces:
+            if self._floor is None:
                 took_part = sum(bool(rollout.turns) for rollout in recording.rollouts)
                 await self.refer(textbook.of_turns(recording.turns.values(), self._objective, rollouts=took_part))
             await self._work_all(recording, list(turn_arms(recording, may_be_cut=self._shares_prompts)))
@@ -161,22 +170,22 @@ class Prover:
         """From now on compare with the one-piece gradient of `book`."""
         if not book.pieces:
             raise NothingToVerify("no rollout of the recorded step has a gradient", remedy="Raise --groups or --size.")
-        began_s = time.monotonic()
-        await keep_reference(self._workers, book, limit_s=self._config.stall_timeout_s)
-        took_s = time.monotonic() - began_s
-        self._book, self._reference_s = book, self._reference_s + took_s
-        self._say(f"one-piece gradient of {len(book.pieces)} sequences' losses ({took_s:.0f} s)")
+        began_s, limit_s = time.monotonic(), self._config.stall_timeout_s
+        self._say(f"the one-piece gradient of {len(book.pieces)} sequences, and how far rounding moves it")
+        await keep_reference(self._workers, book, limit_s=limit_s)
+        kept_s = time.monotonic() - began_s
+        floor = self._floor = await rounding_floor(self._workers, book, limit_s=limit_s)
+        if says_nothing(floor, self._dtype):
+            raise self._nothing(floor)
+        self._references.append(Reference(norm=floor.norm, seconds=kept_s, floor=floor.relative_l2, worst=floor.worst))
 
     async def find(self, arm: Arm, scales: list[float], *, seconds: float = 0.0, digest: str = "") -> str:
         """Compare what the workers hold with their reference. Gives its bits' digest; `digest` is the one wanted."""
         found = await compare(self._workers, scales, limit_s=self._config.stall_timeout_s)
-        if says_nothing(norm=found.norm, mass=self._book.mass):
-            raise self._nothing(found.norm)
-        entropy = self._config.algo.entropy_coef != 0.0
-        allowed = tolerance(self._dtype, entropy=entropy, norm=found.norm, mass=self._book.mass)
+        assert self._floor is not None
+        allowed = tolerance(self._floor)
         same = found.digest == digest if digest else None
         exact = found.relative_l2 <= allowed and (same is not False or not self._bits_repeat)
-        self._norm = self._norm or found.norm
         self._findings.append(
             Finding(
                 path=arm.path,
@@ -198,7 +207,7 @@ class Prover:
             self._notes.append(_replaced(flat, whole_step=self._whole_step))
             recording = recording.with_rewards({n: r for names in flat for n, r in rec.graded(names).items()})
         rewards = await self._rewards(recording)
-        if not self._book.pieces:
+        if self._floor is None:
             await self.refer(self._rollout_book(recording, rewards))
         may_be_cut = self._shares_prompts and self._config.algo.mismatch != "seq_mask"
         if self._max_parts < PARTS_PER_COHORT:
@@ -266,14 +275,16 @@ class Prover:
             skip_flat=self._config.algo.zero_variance == "skip",
         )
 
-    def _nothing(self, norm: float) -> NothingToVerify:
+    def _nothing(self, floor: m.Comparison) -> NothingToVerify:
+        moved = f"one unit in the last place moves it by {floor.relative_l2:.1e}" if floor.norm else "it is zero"
+        sentence = f"the one-piece gradient (norm {floor.norm:.1e}) is rounding, {moved}"
         if self._objective.distils:
             return NothingToVerify(
-                f"the one-piece gradient is zero up to rounding (norm {norm:.1e}): teacher and policy agree",
+                f"{sentence}: teacher and policy agree",
                 remedy="Verify with a teacher whose weights differ from the policy's.",
             )
         return NothingToVerify(
-            f"the one-piece gradient is zero up to rounding (norm {norm:.1e}): the rollouts of a group are all alike",
+            f"{sentence}: the rollouts of a group are all alike",
             remedy="Raise --groups, --size or rollout.temperature.",
         )
 
@@ -287,8 +298,7 @@ class Prover:
             groups=len(recording.groups),
             rollouts=len(recording.rollouts),
             tokens=sum(rollout.sampled_tokens for rollout in recording.rollouts),
-            norm=self._norm,
-            reference_s=self._reference_s,
+            references=self._references,
             notes=self._notes,
             findings=self._findings,
             ok=all(finding.ok for finding in self._findings),

@@ -18,11 +18,15 @@ R = TypeVar("R", bound=m.Reply)
 
 async def keep_reference(workers: Sequence[WorkerLink], textbook: Textbook, *, limit_s: float) -> None:
     """Let each worker compute its share of the pieces, and keep the gradient of all of them."""
-    shares: list[list[m.ReferencePiece]] = [[] for _ in workers]
-    for piece in sorted(textbook.pieces, key=_tokens, reverse=True):
-        min(shares, key=lambda share: sum(map(_tokens, share))).append(piece)
+    shares = _shares(textbook, len(workers))
     requests = [m.Reference(pieces=share, scales=textbook.scales) for share in shares]
     await ask_each(workers, requests, m.Done, limit_s=limit_s)
+
+
+async def rounding_floor(workers: Sequence[WorkerLink], textbook: Textbook, *, limit_s: float) -> m.Comparison:
+    """The reference once more with every layer off by one unit in the last place, against the one that is kept."""
+    requests = [m.Floor(pieces=share, scales=textbook.scales) for share in _shares(textbook, len(workers))]
+    return (await ask_each(workers, requests, m.Comparison, limit_s=limit_s))[0]
 
 
 async def compare(workers: Sequence[WorkerLink], scales: list[float], *, limit_s: float) -> m.Comparison:
@@ -41,6 +45,14 @@ async def ask_each(
             for worker, request in zip(workers, requests, strict=True)
         ]
     return [call.result() for call in calls]
+
+
+def _shares(textbook: Textbook, count: int) -> list[list[m.ReferencePiece]]:
+    """Of about as many tokens each."""
+    shares: list[list[m.ReferencePiece]] = [[] for _ in range(count)]
+    for piece in sorted(textbook.pieces, key=_tokens, reverse=True):
+        min(shares, key=lambda share: sum(map(_tokens, share))).append(piece)
+    return shares
 
 
 def _tokens(piece: m.ReferencePiece) -> int:

@@ -22,9 +22,8 @@ class Textbook(Struct, frozen=True, kw_only=True):
     """A step as one loss: minus the sum over terms of scale x sum over tokens of weight x value."""
 
     pieces: list[ReferencePiece]
+    """Those with a weight that is not zero."""
     scales: list[float]
-    mass: float
-    """Sum over tokens and terms of |scale x weight|: how much is added up before anything cancels."""
 
 
 def of_rollouts(
@@ -76,19 +75,11 @@ def of_turns(turns: Iterable[ScoredTurn], objective: SeparableObjective, *, roll
 
 
 def _textbook(pieces: Sequence[ReferencePiece], objective: SeparableObjective, tally: Tally) -> Textbook:
-    scales, sums = objective.scales(tally), objective.sums
+    return Textbook(pieces=[piece for piece in pieces if any(map(_weighs, piece.rows))], scales=objective.scales(tally))
 
-    def mass(row: Row) -> float:
-        weighed = (
-            (sums.policy, row.policy),
-            (sums.kl, row.kl),
-            (sums.entropy, row.entropy),
-            (sums.teacher, row.teacher),
-        )
-        return sum(row.sampled) * sum(abs(scales[index] * weight) for index, weight in weighed)
 
-    worth = [piece for piece in pieces if any(mass(row) for row in piece.rows)]
-    return Textbook(pieces=worth, scales=scales, mass=sum(mass(row) for piece in worth for row in piece.rows))
+def _weighs(row: Row) -> bool:
+    return any((row.policy, row.kl, row.entropy, row.teacher))
 
 
 def _turn(turn: ScoredTurn) -> int:

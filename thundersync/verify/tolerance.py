@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from thundersync.learn.messages import Comparison
 from thundersync.placement import Dtype
 
-FLOAT32 = 1e-5
-WITH_ENTROPY = 2e-4
-"""The entropy term decorrelates the rounding of a few channels with massive activations: measured up to 6e-5."""
-BFLOAT16 = 5e-2
-"""Each way is about 2.7e-2 from a float64 truth, whatever its order."""
-NOTHING = 1e-3
-"""A gradient this small beside what was added up has cancelled: its rounding says nothing."""
+LEAST = 1e-5
+"""Relative L2 that needs no explanation: order of sums, shapes of kernels."""
+TIMES_FLOOR = 4.0
+NOTHING: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.2}
+"""Where one unit in the last place moves a gradient by more than this, it has all but cancelled."""
 
 
-def tolerance(dtype: Dtype, *, entropy: bool, norm: float, mass: float) -> float:
-    """Relative L2 allowed between streamed and one-piece gradient; `norm` is the latter's, `mass` its textbook's.
-
-    Rounding is relative to what is added up, not to what is left of it: a gradient that is smaller than its mass is
-    allowed that much more.
-    """
-    base = BFLOAT16 if dtype == "bfloat16" else WITH_ENTROPY if entropy else FLOAT32
-    return base * max(1.0, mass / norm) if norm else base
+def tolerance(floor: Comparison) -> float:
+    """Relative L2 allowed, where `floor` is what one unit in the last place of every layer makes of the reference."""
+    return max(LEAST, TIMES_FLOOR * floor.relative_l2)
 
 
-def says_nothing(*, norm: float, mass: float) -> bool:
-    """There is (almost) no gradient to compare: nothing is proved by comparing it."""
-    return norm <= NOTHING * mass
+def says_nothing(floor: Comparison, dtype: Dtype) -> bool:
+    """There is (almost) no gradient: what is left of it is rounding, and comparing it proves nothing."""
+    return floor.norm == 0.0 or floor.relative_l2 > NOTHING[dtype]

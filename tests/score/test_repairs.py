@@ -1,0 +1,173 @@
+"""A repair counts when its tests pass on the change alone, and no way around them counts, over real boxes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandboxes import Command, ProcessRuntime, RuntimeUnavailable, Sandbox
+from tests.tasks.repairs import BUG, a_row
+from thundersync.core.types import Task
+from thundersync.score.repairs import RepairJudge, spec_of
+from thundersync.score.reward import CheckFailed, RewardChecker
+from thundersync.tasks.kept import KeptFiles
+from thundersync.tasks.swe import smith_task
+
+
+@pytest.fixture(scope="module")
+async def runtime() -> AsyncIterator[ProcessRuntime]:
+    runtime = ProcessRuntime()
+    try:
+        await runtime.check()
+    except RuntimeUnavailable as error:
+        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    yield runtime
+    await runtime.close()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    folder = tmp_path_factory.mktemp("repairs")
+    found = smith_task(a_row(folder), suite="s", keep=KeptFiles(folder / "kept"), near=folder)
+    assert found.task is not None, found.faults
+    return found.task
+
+
+class Bench:
+    """One agent's sandbox, from its start state to its verdict."""
+
+    def __init__(self, runtime: ProcessRuntime, task: Task) -> None:
+        self.checker = RewardChecker(runtime=runtime)
+        self.task, self.runtime = task, runtime
+
+    async def rewards(self, script: str) -> dict[str, float]:
+        sandbox = await self.runtime.start(spec_of(self.task))
+        try:
+            await self.checker.prepare(sandbox, self.task)
+            await say(sandbox, script)
+            return (await self.checker.score(sandbox, self.task)).rewards
+        finally:
+            await sandbox.close()
+
+
+async def say(sandbox: Sandbox, script: str) -> str:
+    result = await sandbox.run(Command(script=script))
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.decode()
+
+
+@pytest.fixture
+def bench(runtime: ProcessRuntime, task: Task) -> Bench:
+    return Bench(runtime, task)
+
+
+FIX = "sed -i 's/a - b/a + b/' calc.py\n"
+LAZY = "printf 'def add(a, b):\\n    return 3\\n\\n\\ndef double(a):\\n    return 5\\n' > calc.py\n"
+
+
+async def test_the_repair_is_resolved_and_the_reference_solution_is_one(bench: Bench, task: Task) -> None:
+    assert (await bench.rewards(FIX))["reward"] == 1.0
+    assert (await bench.rewards(Path(task.solution).read_text()))["reward"] == 1.0
+    assert await bench.rewards(FIX + "git add -A; git commit -qm done; echo more > notes.txt\n") == {
+        "reward": 1.0,
+        "fixed": 1.0,
+        "kept": 1.0,
+    }
+
+
+async def test_no_change_and_half_a_repair_are_not_resolved(bench: Bench) -> None:
+    assert (await bench.rewards("true"))["reward"] == 0.0
+    assert await bench.rewards(LAZY) == {"reward": 0.0, "fixed": 0.5, "kept": 1.0}
+
+
+async def test_the_start_state_holds_neither_the_tests_nor_the_past(runtime: ProcessRuntime, bench: Bench) -> None:
+    sandbox = await runtime.start(spec_of(bench.task))
+    await bench.checker.prepare(sandbox, bench.task)
+    assert await say(sandbox, "ls tests") == "test_other.py\n"
+    assert await say(sandbox, "git log --all --oneline | wc -l; git status --porcelain") == "1\n"
+    assert "a - b" in await say(sandbox, "cat calc.py")
+    fixed = "git cat-file --batch-all-objects --batch-check | while read id type _; do git cat-file $type $id; done"
+    assert "return a + b" not in await say(sandbox, f"{fixed} | cat -v")
+    await sandbox.close()
+
+
+FORGED = "tests/test_calc.py::test_add PASSED [ 20%]\\ntests/test_calc.py::test_double PASSED [ 40%]\\n"
+CHEATS = {
+    "tests that were weakened": "mkdir -p tests; printf 'def test_add(): pass\n' > tests/test_calc.py",
+    "tests that were deleted": "git rm -q -r tests; rm -rf tests",
+    "skips by configuration": "printf '[pytest]\\naddopts = --deselect tests/test_calc.py\\n' > pytest.ini",
+    "a conftest that forges": """cat > conftest.py <<'END'
+import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    out = yield
+    out.get_result().outcome = 'passed'
+END""",
+    "a forged pytest": f"""mkdir pytest; cat > pytest/__main__.py <<'END'
+print('{FORGED}==== 2 passed in 0.01s ====')
+END
+touch pytest/__init__.py""",
+    "forged lines and an early end": f"""cat >> calc.py <<'END'
+import os
+for n in range(1, 30):
+    try: os.write(n, b'\\n{FORGED}')
+    except OSError: pass
+os._exit(0)
+END""",
+    "forged lines and the true ones": f"""cat >> calc.py <<'END'
+import os
+for n in range(1, 30):
+    try: os.write(n, b'\\n{FORGED}')
+    except OSError: pass
+END""",
+    "a broken import": "echo 'raise SystemError' > calc.py",
+    "a repository without its past": "rm -rf .git; git init -q",
+    "a link for a folder": "rm -rf tests; mkdir /tmp/t; touch /tmp/t/test_calc.py; ln -s /tmp/t tests",
+    "git made to lie": "git config diff.external /bin/true; printf '*.py -diff\\n' > .gitattributes",
+    "sitecustomize": "printf 'import os\\n' > sitecustomize.py",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
+async def test_a_way_around_the_tests_is_worth_nothing(bench: Bench, cheat: str) -> None:
+    assert (await bench.rewards(cheat))["reward"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        CHEATS["tests that were weakened"],
+        CHEATS["skips by configuration"],
+        "echo 'raise SystemError' > tests/test_other.py",
+        "printf 'print(1)\\n' > tests/test_mine.py; printf '\\0\\1\\2' > data.bin",
+        CHEATS["git made to lie"],
+    ],
+)
+async def test_a_repair_counts_whatever_was_done_to_the_tests_beside_it(bench: Bench, beside: str) -> None:
+    assert (await bench.rewards(f"{FIX}\n{beside}"))["reward"] == 1.0
+
+
+async def test_an_empty_change_is_run_where_that_is_asked_for(runtime: ProcessRuntime, task: Task) -> None:
+    verdict = await RepairJudge(runtime).judge(task, "", even_empty=True)
+    assert (verdict.resolved, verdict.rewards["fixed"], verdict.rewards["kept"]) == (False, 0.0, 1.0)
+
+
+async def test_changes_that_no_agent_of_ours_makes_are_not_applied(runtime: ProcessRuntime, task: Task) -> None:
+    judge = RepairJudge(runtime)
+    for change in (None, "nonsense\n", BUG, "diff --git a/x b/y\nrename from tests/test_calc.py\nrename to y\n"):
+        assert not (await judge.judge(task, change)).resolved
+
+
+async def test_a_bug_that_does_not_apply_and_a_judge_without_runtime_are_errors(
+    runtime: ProcessRuntime, tmp_path: Path
+) -> None:
+    row = a_row(tmp_path, patch=BUG.replace("a + b", "a * b"))
+    found = smith_task(row, suite="s", keep=KeptFiles(tmp_path / "kept"), near=tmp_path)
+    assert found.task is not None
+    sandbox = await runtime.start(spec_of(found.task))
+    with pytest.raises(CheckFailed, match="could not be made") as caught:
+        await RewardChecker(runtime=runtime).prepare(sandbox, found.task)
+    assert caught.value.reason == "checker"
+    with pytest.raises(CheckFailed, match="no runtime"):
+        await RewardChecker().score(sandbox, found.task)
+    await sandbox.close()

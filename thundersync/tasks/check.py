@@ -1,0 +1,256 @@
+"""`tasks check`: what a task is worth before anything is trained on it.
+
+Per task: is it complete, does its world build, is an attempt that does nothing worth zero, and its reference solution
+everything. Sits beside the run, over the same loaders, sandboxes and checkers as a run has. Published sets hold two to
+seven tasks in a hundred that fail this. Refuses to know formats.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from sandboxes.base import Command, Runtime, Sandbox
+from sandboxes.errors import BuildFailed, ImageMissing, SandboxError
+from sandboxes.shield import finish
+from thundersync.core.types import Task
+from thundersync.errors import ThundersyncError
+from thundersync.score.missing_tools import missing_tool, wants_network
+from thundersync.score.repairs import JudgeBroken, RepairJudge, spec_of
+from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
+from thundersync.tasks.found import Found
+
+CLOSE_LIMIT_S = 60.0
+SOLUTION_LIMIT_S = 1800.0
+FULL = 1.0 - 1e-9
+
+State = Literal[
+    "ok", "needs_root", "needs_network", "refused", "no_solution", "build_failed", "unsolved", "empty_scores", "broken"
+]
+GOOD: tuple[State, ...] = ("ok", "needs_root")
+BAD: tuple[State, ...] = ("build_failed", "unsolved", "empty_scores", "broken")
+"""States that are the task's fault; the others say what it asks for and this check could not give."""
+
+MEANINGS: dict[State, str] = {
+    "ok": "complete; its solution scores full, doing nothing scores zero",
+    "needs_root": "the same, but its solution works as root only, and agents are ordinary users",
+    "needs_network": "something of it comes from the internet, which was not to be had",
+    "refused": "incomplete, or it asks for what cannot be run",
+    "no_solution": "doing nothing scores zero; there is no reference solution to try",
+    "build_failed": "its image does not build",
+    "unsolved": "its reference solution does not score full",
+    "empty_scores": "doing nothing scores",
+    "broken": "its checker gives no reward",
+}
+
+
+class TaskReport(Struct, frozen=True, kw_only=True):
+    """What was found about one task; a line of the report."""
+
+    key: str
+    format: str
+    state: State
+    reason: str = ""
+    empty: float | None = None
+    """The reward of an attempt that does nothing."""
+    solved: float | None = None
+    """The reward of the reference solution."""
+    fetches: list[str] = []
+    """Hosts and package managers that its Dockerfile and scripts name, by reading them."""
+    stand_in: str = ""
+    """The image that took the place of the task's base images."""
+    runtime: str = ""
+    seconds: float = 0.0
+
+
+class _Ended(Exception):
+    """A task's check is over: `state` and `reason`."""
+
+    def __init__(self, state: State, reason: str) -> None:
+        super().__init__(reason)
+        self.state: State = state
+        self.reason = reason
+
+
+class TaskCheck:
+    """Checks any number of tasks, `jobs` at a time."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        jobs: int,
+        network: Literal["task", "off"] = "task",
+        stand_in: str = "",
+        place: Callable[[Task], Task] | None = None,
+    ) -> None:
+        """`network`: `off` gives none to any sandbox. `place` puts the image `stand_in` into a task, where wanted."""
+        self._runtime = runtime
+        self._jobs = jobs
+        self._network = network
+        self._stand_in = stand_in
+        self._place = place
+        self._checker = RewardChecker(runtime=runtime)
+        self._judge = RepairJudge(runtime)
+
+    async def run(self, found: Sequence[Found], *, done: Callable[[TaskReport], None]) -> None:
+        """Check all of `found`; `done` hears of each as it ends."""
+        waiting = iter(found)
+
+        async def work() -> None:
+            for each in waiting:
+                done(await self.check(each))
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(self._jobs, len(found))):
+                workers.create_task(work())
+
+    async def check(self, found: Found) -> TaskReport:
+        """One task. Every failure is an answer."""
+        started_s = time.monotonic()
+        report = TaskReport(key=found.key, format=found.format, state="ok", runtime=self._runtime.name)
+        seen: dict[str, float] = {}
+        state: State = "ok"
+        reason = ""
+        try:
+            if found.task is None:
+                raise _Ended("refused", "; ".join(found.faults))
+            fetches = await asyncio.to_thread(_fetches, found.task)
+            report = msgspec.structs.replace(report, fetches=fetches, stand_in=self._stand_in)
+            state, reason = await self._states(await self._placed(found.task), seen)
+        except _Ended as ended:
+            state, reason = ended.state, ended.reason
+        except (SandboxError, ThundersyncError, OSError) as error:
+            state, reason = "broken", str(error)
+        return msgspec.structs.replace(
+            report,
+            state=state,
+            reason=reason,
+            empty=seen.get("empty"),
+            solved=seen.get("solved"),
+            seconds=round(time.monotonic() - started_s, 2),
+        )
+
+    async def _placed(self, task: Task) -> Task:
+        if self._place is not None:
+            task = await asyncio.to_thread(self._place, task)
+        if self._network == "off":
+            task = msgspec.structs.replace(task, network=False)
+        return task
+
+    async def _states(self, task: Task, seen: dict[str, float]) -> tuple[State, str]:
+        await self._build(task)
+        seen["empty"] = (await self._empty(task)).reward
+        if seen["empty"] > 0:
+            raise _Ended("empty_scores", f"an attempt that does nothing scores {seen['empty']:g}")
+        if not task.solution:
+            return "no_solution", "there is no reference solution"
+        as_agent = await self._solved(task, "agent")
+        seen["solved"] = as_agent.reward
+        if as_agent.reward >= FULL:
+            return "ok", ""
+        as_root = await self._solved(task, "root")
+        seen["solved"] = max(as_agent.reward, as_root.reward)
+        if as_root.reward >= FULL:
+            return "needs_root", "its reference solution works as root only"
+        if fault := as_root.said:
+            return "needs_network", f"its reference solution could not get what it needs: {fault}"
+        return "unsolved", f"its reference solution scores {as_root.reward:g} ({as_root.why})"
+
+    async def _build(self, task: Task) -> None:
+        try:
+            async with asyncio.timeout(task.build_timeout_s + CLOSE_LIMIT_S):
+                await self._runtime.prepare(spec_of(task))
+        except ImageMissing as error:
+            raise _Ended("needs_network", f"its image is not here: {task.image.name or error.message}") from error
+        except BuildFailed as error:
+            base = _missing_base(error.message)
+            if base or (fault := missing_tool(error.message)):
+                what = f"its base image is not here: {base}" if base else f"its image could not be built: {fault}"
+                raise _Ended("needs_network", what) from error
+            raise _Ended("build_failed", error.message) from error
+        except TimeoutError as error:
+            raise _Ended("build_failed", f"it was not built within {task.build_timeout_s:g} s") from error
+
+    async def _empty(self, task: Task) -> Verdict:
+        if task.checker.verdict == "repair":
+            try:
+                judged = await self._judge.judge(task, "", even_empty=True)
+            except JudgeBroken as error:
+                raise _broken(CheckFailed("checker", error.message)) from error
+            return Verdict(reward=float(judged.resolved), rewards=judged.rewards)
+        async with self._sandbox(task) as sandbox:
+            return await self._score(sandbox, task)
+
+    async def _solved(self, task: Task, user: Literal["agent", "root"]) -> "_Attempt":
+        async with self._sandbox(task) as sandbox:
+            solution = Path(task.solution)
+            await sandbox.write(f"/solution/{solution.name}", await asyncio.to_thread(solution.read_bytes), mode=0o755)
+            if solution.name == "solve.sh":  # Harbor's folder may hold more that the script needs
+                await sandbox.put_tree(solution.parent, "/solution")
+            limit_s = min(SOLUTION_LIMIT_S, task.agent_timeout_s or SOLUTION_LIMIT_S)
+            result = await sandbox.run(
+                Command(
+                    script=f"bash /solution/{solution.name}",
+                    timeout_s=limit_s,
+                    env={"DEBIAN_FRONTEND": "noninteractive"},
+                    user=user,
+                )
+            )
+            output = (result.stdout + result.stderr).decode("utf-8", "replace")
+            verdict = await self._score(sandbox, task)
+        why = f"the script ran past {limit_s:g} s" if result.timed_out else f"the script ended with {result.exit_code}"
+        why += f", its last words: {output.strip()[-300:]!r}" if output.strip() else ""
+        return _Attempt(reward=verdict.reward, said=missing_tool(output), why=why)
+
+    async def _score(self, sandbox: Sandbox, task: Task) -> Verdict:
+        try:
+            return await self._checker.score(sandbox, task)
+        except CheckFailed as error:
+            raise _broken(error) from error
+
+    @asynccontextmanager
+    async def _sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+        sandbox = await self._runtime.start(spec_of(task))
+        try:
+            try:
+                await self._checker.prepare(sandbox, task)
+            except CheckFailed as error:
+                raise _broken(error) from error
+            yield sandbox
+        finally:
+            await finish(sandbox.close(), limit_s=CLOSE_LIMIT_S)
+
+
+class _Attempt(Struct, frozen=True):
+    reward: float
+    said: str
+    """What the solution could not get, by its own words."""
+    why: str
+
+
+def _broken(error: CheckFailed) -> _Ended:
+    """A checker without a verdict: for want of the internet, or broken."""
+    fault = missing_tool(error.message)
+    return _Ended("needs_network" if fault else "broken", error.message)
+
+
+def _missing_base(message: str) -> str:
+    """The base image that a build could not get, by the daemon's words."""
+    for mark in ("pull access denied for ", "manifest for ", "failed to resolve reference ", 'Get "https://'):
+        if mark in message:
+            return message.partition(mark)[2].split()[0].strip("\",:'")
+    return ""
+
+
+def _fetches(task: Task) -> list[str]:
+    paths = [Path(task.solution), Path(task.checker.script), Path(task.checker.tests) / "test.sh"]
+    if task.image.context:
+        paths.append(Path(task.image.context) / "Dockerfile")
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
+    return list(dict.fromkeys(each for text in texts for each in wants_network(text)))

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -201,6 +201,9 @@ class Pool:
         removal = asyncio.get_running_loop().create_task(_end(start))
         self._removing.add(removal)
         removal.add_done_callback(self._removing.discard)
+
+
+_StartAhead: TypeAlias = Callable[[SandboxSpec, Callable[[], None]], Coroutine[Any, Any, Sandbox]]
 
 
 class _Start:

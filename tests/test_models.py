@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiny import tiny_model
 from thundersync.errors import ModelMissing
-from thundersync.models import PACKAGE, is_model_folder, resolve_model
+from thundersync.models import PACKAGE, base_of, is_model_folder, resolve_model
 
 IM_END = 2
 
@@ -88,3 +88,18 @@ def test_the_packaged_model_speaks_chatml_and_answers() -> None:
     reply = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
     assert "Paris" in tokenizer.decode(reply)
     assert reply[-1] == IM_END
+
+
+def test_an_adapters_folder_is_a_model_whose_engines_load_its_base(tmp_path: Path) -> None:
+    base, adapter = tiny_model(tmp_path / "base"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    assert resolve_model(str(adapter)) == adapter.resolve()
+    assert base_of(adapter) == base.resolve()
+    assert base_of(base) == base
+
+
+def test_an_adapter_without_its_base_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/nowhere"}))
+    with pytest.raises(ModelMissing, match="/nowhere"):
+        resolve_model(str(tmp_path))

@@ -10,7 +10,7 @@ from thundersync.config_file import to_toml
 from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.errors import ThundersyncError
 from thundersync.generate.manifest import read_manifest
-from thundersync.models import resolve_model
+from thundersync.models import base_of, resolve_model
 from thundersync.placement import Placement, place_here
 from thundersync.recipe import objective_of
 from thundersync.sizes import parameters, trainable
@@ -105,7 +105,7 @@ def _memory(config: Config, placement: Placement) -> str:
     if not (Path(config.model.name).is_dir() or config.model.name.startswith("package:")):
         return f"Memory: not known before {config.model.name} is downloaded."
     try:
-        shapes = read_manifest(resolve_model(config.model.name, say=lambda text: None)).shapes
+        shapes = read_manifest(base_of(resolve_model(config.model.name))).shapes
     except ThundersyncError as error:
         return f"Memory: unknown until the model is there ({error.message})."
     whole, learning, workers = parameters(shapes), trainable(shapes, config.model.lora), len(placement.trainers)

@@ -18,6 +18,7 @@ from thundersync.generate.manifest import read_manifest
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
+from thundersync.models import base_of
 from thundersync.monitor.events import AnyEvent
 from thundersync.placement import Placement
 from thundersync.score.teacher import TeacherPool
@@ -52,7 +53,7 @@ async def make_machines(
     generators = fleet.engines(
         config,
         placement.engine,
-        model_path,
+        base_of(model_path),
         name="engine",
         dtype=placement.dtype,
         logs=logs,
@@ -99,7 +100,7 @@ async def start_machines(
         placement,
         workers,
         model_path=model_path,
-        shapes=(await asyncio.to_thread(read_manifest, model_path)).shapes,
+        shapes=(await asyncio.to_thread(read_manifest, base_of(model_path))).shapes,
         teacher_path=held_path(config, teachers_at),
         checkpoint=checkpoint,
     )

@@ -6,6 +6,7 @@ no weights here: what needs torch runs in a short-lived child, so that the calle
 
 import fcntl
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -46,12 +47,26 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, say: Callable[[st
         return _from_package(name, cache_dir or Path(platformdirs.user_cache_dir("thundersync")) / "models", say)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not is_model_folder(folder):
+        if (base := _named_base(folder)) is not None:
+            resolve_model(base, cache_dir=cache_dir, say=say)
+        elif not is_model_folder(folder):
             raise ModelMissing(f"{folder} holds no model: config.json and *.safetensors are needed", remedy=REMEDY)
         return folder.resolve()
     if not HUB_ID.fullmatch(name):
         raise ModelMissing(f"no model at {name}", remedy=REMEDY)
     return _from_hub(name, say)
+
+
+def base_of(folder: Path) -> Path:
+    """The folder whose weights an engine loads: of an adapter's folder, its base model's. Raises: ModelMissing."""
+    base = _named_base(folder)
+    return resolve_model(base) if base is not None else folder
+
+
+def _named_base(folder: Path) -> str | None:
+    """What an adapter's folder, e.g. a checkpoint of a LoRA run, names as its base; None for any other folder."""
+    file = folder / "adapter_config.json"
+    return str(json.loads(file.read_text())["base_model_name_or_path"]) if file.is_file() else None
 
 
 def is_model_folder(folder: Path) -> bool:

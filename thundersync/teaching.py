@@ -12,9 +12,9 @@ from pathlib import Path
 from thundersync import fleet
 from thundersync.config import Config, TeacherConfig
 from thundersync.core.types import Task, TaskId
-from thundersync.errors import TaskError
+from thundersync.errors import ModelMissing, TaskError
 from thundersync.generate.base import Generator
-from thundersync.models import resolve_model
+from thundersync.models import base_of, resolve_model
 from thundersync.monitor.events import AnyEvent
 from thundersync.placement import Placement
 from thundersync.score.openai_teacher import OpenAITeacher
@@ -30,6 +30,11 @@ async def teacher_paths(config: Config, model_path: Path, *, say: Callable[[str]
     paths: list[Path | None] = []
     for teacher in config.teacher:
         path = await asyncio.to_thread(resolve_model, teacher.name, say=say) if teacher.name else None
+        if path is not None and await asyncio.to_thread(base_of, path) != path:
+            raise ModelMissing(
+                f"the teacher {teacher.name} is an adapter: engines load whole models",
+                remedy="Merge it into its base with peft's merge_and_unload, save that, and name the folder.",
+            )
         if path is not None:
             await asyncio.to_thread(refuse_other_tokenizer, model_path, path)
         paths.append(path)

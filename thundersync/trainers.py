@@ -13,6 +13,7 @@ from thundersync.config import Config
 from thundersync.generate.child import child_environment
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
+from thundersync.models import base_of
 from thundersync.placement import Placement
 from thundersync.recipe import lora_of, optim_of, terms_of
 from thundersync.sizes import trainable
@@ -47,7 +48,7 @@ def setups(
     return [
         m.Setup(
             model_path=str(model_path),
-            reference_path=str(model_path),
+            reference_path=str(base_of(model_path)),
             dtype=placement.dtype,
             max_model_len=config.model.max_model_len,
             arena_path=str(workers[0].arena_path),

@@ -128,6 +128,10 @@ def test_lines_say_what_went_wrong() -> None:
         (e.GroupClosed(at_s=1.0, group_id="000001-00", rewards=[0.5, 0.5], flat=True), "000001-00 flat: 0.50 0.50"),
         (e.GroupClosed(at_s=1.0, group_id="g", rewards=[], flat=False, dropped=True), "g dropped: no rewards"),
         (e.StepCommitted(at_s=1.0, step=1, policy_version=1, empty=True, metrics={}), "empty: no update"),
+        (
+            e.Audited(at_s=1.0, step=1, relative_l2=2.5e-3, worst=0.5, worst_name="lm_head", tolerance=3e-5, ok=False),
+            "audit: NOT EXACT, nothing is committed: streamed and one-piece gradient differ by 2.5e-03",
+        ),
         (e.RunFinished(at_s=1.0, ok=False, reason="x" * 999), f"stopped: {'x' * 299}…"),
     ):
         view.apply(event)

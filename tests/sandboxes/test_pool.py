@@ -95,7 +95,7 @@ class World:
 
 async def ready(pool: Pool, count: int) -> None:
     async with asyncio.timeout(30):
-        while pool.state().ready < count or pool.state().starting:
+        while pool.state().ready < count or pool.state().starting:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

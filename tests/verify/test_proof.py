@@ -85,6 +85,31 @@ async def test_every_schedule_of_a_teacher_is_found_exact(
     assert {"forward", "immediate", "deferred", "packed", "lazy"} <= ways(proof)
 
 
+async def test_a_block_without_a_sampled_token_is_exact_too(model: Path, teacher: Path, tmp_path: Path) -> None:
+    """A long tool result fills whole blocks of a row that is cut."""
+    cfg = config(model, algo__type="opd", teacher={"name": str(teacher), "topk": 8, "kl": "forward"})
+    prompts, turns = test_turns.record(42)
+    filler = list(range(50, 140))
+    rollouts = {rollout.rollout_id: rollout for _, rollout in turns if rollout is not None}
+    longer = [
+        (
+            msgspec.structs.replace(
+                turn,
+                token_ids=turn.token_ids[: turn.start] + filler + turn.token_ids[turn.start :],
+                start=turn.start + len(filler),
+                end=turn.end + len(filler),
+            ),
+            rollouts[turn.rollout_id],
+        )
+        for turn, _ in turns
+        if turn.turn == 0
+    ]
+    recording = await scored_turns(prompts, longer, test_turns.scorer(teacher, 8))
+    proof = await prover(cfg, [link(cfg, model, tmp_path)]).prove(recording)
+    assert proof.ok
+    assert "blocks of 32" in ways(proof)
+
+
 async def test_a_retried_rollouts_first_attempt_is_replayed_too(model: Path, teacher: Path, tmp_path: Path) -> None:
     cfg = config(model, **OPD)  # type: ignore[arg-type]
     prompts, turns = test_turns.record(43)

@@ -48,8 +48,10 @@ class FrozenModels:
         if not terms.divergence:
             return None, ()
         if self._teacher is None:
-            assert laid.best is not None
-            return told_teacher(kind=terms.divergence, mix=terms.mix), laid.best
+            nobody = torch.zeros(0, 1, dtype=torch.long, device=laid.tokens.device)
+            # A block of a long row may hold no sampled token, of which a teacher would have spoken.
+            assert laid.best is not None or not laid.row.numel()
+            return told_teacher(kind=terms.divergence, mix=terms.mix), laid.best or (nobody, nobody.float())
         divergence = held_teacher(self._teacher, temperature=terms.temperature, kind=terms.divergence, mix=terms.mix)
         return divergence, (self._teacher_hidden(rows),)
 

@@ -23,7 +23,7 @@ PATCH_LIMIT_BYTES = 1 << 24
 LOG_LIMIT_BYTES = 1 << 25
 GIT_TIMEOUT_S = 600.0
 CLOSE_LIMIT_S = 60.0
-_PATCH, _SCRIPT = "/tmp/.thundersync-change.patch", "/tmp/.thundersync-tests.sh"
+_PATCH, _GOLD, _SCRIPT = (f"/tmp/.thundersync-{name}" for name in ("change.patch", "reference.patch", "tests.sh"))
 _HEADERS_WE_NEVER_MAKE = re.compile(r"^(rename|copy) (from|to) ", re.MULTILINE)
 
 _GIT = """
@@ -47,6 +47,12 @@ _START = """
 set -eu
 [ -e .git ] || git init -q
 git add -A && git commit -q --allow-empty -m start
+if [ ! -s "$BUG" ]; then
+  # The reference must fit: else this is not the repository that the row is about, and every change would fail.
+  git apply --check "$GOLD" 2>/dev/null || { command -v patch >/dev/null &&
+    patch --dry-run --batch --forward --fuzz=5 -p1 -s -i "$GOLD" >/dev/null; } ||
+    { echo "the reference change does not fit the repository in $PWD"; exit 3; }
+fi
 if [ -s "$BUG" ]; then put "$BUG" || { echo "the bug's patch does not apply"; exit 3; }; fi
 git add -A && git commit -q --allow-empty -m bug
 """
@@ -100,7 +106,9 @@ async def prepare_repair(sandbox: Sandbox, repair: Repair, *, for_agent: bool = 
     Raises: JudgeBroken, and the sandbox's SandboxError.
     """
     await sandbox.write(_PATCH, repair.bug.encode("utf-8", "surrogateescape"))
-    script = _GIT + _APPLY + f"BUG={_PATCH}\n" + _START + (_FORGET if for_agent else "") + f"rm -f {_PATCH}\n"
+    await sandbox.write(_GOLD, b"" if repair.bug else repair.gold.encode("utf-8", "surrogateescape"))
+    script = f"trap 'rm -f {_PATCH} {_GOLD}' EXIT\nBUG={_PATCH} GOLD={_GOLD}\n"
+    script += _GIT + _APPLY + _START + (_FORGET if for_agent else "")
     result = await _git(sandbox, repair, script, stdin=_nul(repair.hidden))
     if result.exit_code != 0:
         raise JudgeBroken(

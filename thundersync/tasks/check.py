@@ -121,8 +121,10 @@ class TaskCheck:
             if found.task is None:
                 raise _Ended("refused", "; ".join(found.faults))
             fetches = await asyncio.to_thread(_fetches, found.task)
-            report = msgspec.structs.replace(report, fetches=fetches, stand_in=self._stand_in)
-            state, reason = await self._states(await self._placed(found.task), seen)
+            task = await self._placed(found.task)
+            stand_in = self._stand_in if task.image != found.task.image else ""
+            report = msgspec.structs.replace(report, fetches=fetches, stand_in=stand_in)
+            state, reason = await self._states(task, seen)
         except _Ended as ended:
             state, reason = ended.state, ended.reason
         except (SandboxError, ThundersyncError, OSError) as error:
@@ -160,6 +162,9 @@ class TaskCheck:
             return "needs_root", "its reference solution works as root only"
         if fault := as_root.said:
             return "needs_network", f"its reference solution could not get what it needs: {fault}"
+        # Where installing does nothing, its failure says nothing.
+        if self._stand_in and (wanted := wants_network(await asyncio.to_thread(_read, task.solution))):
+            return "needs_network", f"its reference solution installs or fetches: {', '.join(wanted)}"
         return "unsolved", f"its reference solution scores {as_root.reward:g} ({as_root.why})"
 
     async def _build(self, task: Task) -> None:
@@ -252,5 +257,8 @@ def _fetches(task: Task) -> list[str]:
     paths = [Path(task.solution), Path(task.checker.script), Path(task.checker.tests) / "test.sh"]
     if task.image.context:
         paths.append(Path(task.image.context) / "Dockerfile")
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
-    return list(dict.fromkeys(each for text in texts for each in wants_network(text)))
+    return list(dict.fromkeys(each for path in paths if path.is_file() for each in wants_network(_read(path))))
+
+
+def _read(path: Path | str) -> str:
+    return Path(path).read_text(encoding="utf-8", errors="replace")

@@ -19,6 +19,8 @@ from thundersync.tasks.standin import StandIn
 RuntimeKind = Literal["auto", "docker", "process"]
 NetworkKind = Literal["task", "off"]
 T = TypeVar("T")
+_FILE_WIDTH = 240
+"""Columns of a table that goes into a file or a pipe."""
 
 
 async def check_all(
@@ -67,7 +69,7 @@ async def check_all(
         report.close()
         await chosen.close()
     reports = [report.known[each.key] for each in found]
-    console.print(table(reports))
+    console.print(table(reports), width=None if console.is_terminal else _FILE_WIDTH, crop=False)
     console.print(summary(reports), markup=False, highlight=False)
     if stand_in:
         console.print(f"every base image was {stand_in}, not the one that the task names", markup=False)

@@ -48,7 +48,8 @@ def table(reports: Iterable[TaskReport]) -> Table:
     """All of them, by key."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("task", "state", "empty", "solved", "why"):
-        shown.add_column(name, overflow="fold", justify="right" if name in ("empty", "solved") else "left")
+        number = name in ("empty", "solved")
+        shown.add_column(name, overflow="fold", no_wrap=name != "why", justify="right" if number else "left")
     for each in sorted(reports, key=lambda report: report.key):
         colour = "green" if each.state in GOOD else "yellow" if each.state in ("needs_network", "refused") else "red"
         reason = " ".join(each.reason.split())

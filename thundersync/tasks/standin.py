@@ -24,6 +24,8 @@ class StandIn:
 
     def place(self, task: Task) -> Task:
         """The task on the stand-in: its own Dockerfile where it has one, else the bare image."""
+        if task.checker.verdict in ("repair", "swebench_results"):
+            return task  # their base is a repository of its own, which nothing stands in for
         if not task.image.context:
             return msgspec.structs.replace(task, image=Image(name=self._image))
         source = Path(task.image.context)

@@ -26,11 +26,20 @@ _RECIPE = Path(__file__).parents[1] / "tools" / "base_image.sh"
 class DockerDaemon:
     """One dockerd (with its containerd), owned by whoever made it. Raises: RuntimeError with the log's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, data_mib: int = 0) -> None:
+        """`data_mib`: give its images and containers a disk of that size."""
         # In memory: containers are made and removed ten times faster. Short: a socket's path has 107 bytes at most.
         memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(prefix="dock.", dir=memory if memory.is_dir() else None))
+        if data_mib:
+            (self._folder / "data").mkdir()
+            size = ["-o", f"size={data_mib}m"]
+            subprocess.run(["mount", "-t", "tmpfs", *size, "none", self._folder / "data"], check=True)
         self._log = (self._folder / "log").open("wb")
+        self.start()
+
+    def start(self) -> None:
+        """Begin, or begin again after `stop`."""
         flags = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--ip-forward=false"]
         self._process = subprocess.Popen(
             [
@@ -42,6 +51,16 @@ class DockerDaemon:
             stderr=self._log,
             start_new_session=True,
         )
+
+    def stop(self) -> None:
+        """End it in order, with its containers; its images stay."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
+    def import_base(self) -> None:
+        """Give it BASE_IMAGE."""
+        path = "ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8"
+        self.docker("import", "-c", path, "-c", "WORKDIR /work", str(base_image_tar()), BASE_IMAGE)
 
     @property
     def host(self) -> str:
@@ -106,12 +125,11 @@ def docker_daemon() -> Iterator[DockerDaemon]:
     """A running private daemon that has BASE_IMAGE and BARE_IMAGE."""
     if reason := missing():
         pytest.skip(f"DOCKER TESTS DO NOT RUN: {reason}")
-    tar = base_image_tar()
+    base_image_tar()
     daemon = DockerDaemon()
     try:
         daemon.await_ready()
-        path = "ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8"
-        daemon.docker("import", "-c", path, "-c", "WORKDIR /work", str(tar), BASE_IMAGE)
+        daemon.import_base()
         daemon.docker("run", "--name", "bare", "--network", "none", BASE_IMAGE, "sh", "-c", "rm -f /usr/bin/python3*")
         daemon.docker("commit", "bare", BARE_IMAGE)
         daemon.docker("rm", "bare")

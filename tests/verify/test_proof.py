@@ -14,11 +14,12 @@ from tests.tiny import tiny_model
 from tests.verify.rig import config, link, prover, recorded, scored_turns
 from thundersync.core.types import Scored
 from thundersync.errors import NothingToVerify
+from thundersync.learn import messages as m
 from thundersync.learn import parts as parts_module
 from thundersync.learn.branch import Branch
 from thundersync.learn.flat import GradientSink
 from thundersync.learn.prompts import SharedPrompts
-from thundersync.verify.proof import Proof
+from thundersync.verify.findings import Proof
 
 TOLERANCE = 5e-6
 OPD = {"algo__type": "opd", "teacher": {"name": "other"}}
@@ -133,6 +134,22 @@ async def test_a_model_that_cannot_be_cut_has_fewer_ways_and_they_are_exact(mode
     proof = await prover(cfg, [own], shares_prompts=False).prove(recorded(rp.record(42)))
     assert proof.ok
     assert "blocks of 32" not in ways(proof)
+
+
+async def test_each_way_is_what_its_name_says(model: Path, tmp_path: Path) -> None:
+    cfg = config(model)
+    own = link(cfg, model, tmp_path)
+    proof = await prover(cfg, [own]).prove(recorded(rp.record(44, groups=3, size=4)))
+    by_path = {finding.path: finding for finding in proof.findings}
+    for path in ("streamed", "a rollout a pass", "spilled parts", "held for rewards", "folded parts", "blocks of 32"):
+        assert by_path[path].parts > 0, path
+    for path in ("packed", "no room for parts", "lazy"):
+        assert by_path[path].parts == 0, path
+    assert by_path["packed"].passes == 3
+    assert by_path["a rollout a pass"].passes == 12
+    assert sum(isinstance(request, m.RunHeld) for request in own.requests) == 12
+    spilled = [r for r in own.requests if isinstance(r, m.Limits) and r.resident_parts == 0]
+    assert len(spilled) == 1
 
 
 async def test_flat_groups_are_given_rewards_and_the_table_says_so(model: Path, tmp_path: Path) -> None:

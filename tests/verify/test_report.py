@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from thundersync.errors import ConfigError, ExactnessLost
-from thundersync.verify.proof import Finding, Proof, Reference
+from thundersync.verify.findings import Finding, Proof, Reference
 from thundersync.verify.report import refuse_inexact, table, write_json
 
 GOOD = Finding(
     path="streamed", order="as they came", relative_l2=7.8e-6, worst=4.4e-5, worst_name="layers.0.norm", tolerance=3e-5,
-    same_bits=None, ok=True, seconds=1.0,
+    same_bits=None, ok=True, passes=8, parts=4, seconds=1.0,
 )  # fmt: skip
 AGAIN = msgspec.structs.replace(GOOD, order="as they came, again", same_bits=True)
 BAD = msgspec.structs.replace(GOOD, path="spilled parts", relative_l2=2.5e-3, worst=0.5, worst_name="lm_head", ok=False)

@@ -108,15 +108,15 @@ class Replayer:
         self._shares_prompts = shares_prompts
         self._max_parts = max_parts
 
-    async def work(self, recording: Recording, arm: Arm) -> list[float]:
-        """Until the step owes nothing; its gradient is then in the workers. Gives the scales of its sums."""
+    async def work(self, recording: Recording, arm: Arm) -> GradientStream | TurnStream:
+        """Until the step owes nothing; its gradient is then in the workers."""
         limits = m.Limits(resident_parts=0 if arm.spilled else None, block_tokens=BLOCK_TOKENS if arm.cut else None)
         await self._ask_all(limits)
         stream = self._turns(recording, arm) if recording.turns else self._rollouts(recording, arm)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stream.run(), name="replay")
             tasks.create_task(self._arrive(stream, recording, arm), name="arrivals")
-        return stream.scales()
+        return stream
 
     async def forget(self) -> None:
         """Nothing of the last recording is kept in the workers."""

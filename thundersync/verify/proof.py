@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from thundersync.assembly import Parts
 from thundersync.config import Config
@@ -19,6 +19,7 @@ from thundersync.errors import NothingToVerify
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
 from thundersync.learn.rows import piece_rows
+from thundersync.learn.stream import GradientStream
 from thundersync.learn.turn_stream import TurnStream
 from thundersync.placement import Dtype, Placement
 from thundersync.recipe import kl_in_reward, objective_of
@@ -27,54 +28,10 @@ from thundersync.verify import recording as rec
 from thundersync.verify import textbook
 from thundersync.verify.arms import Arm, Replayer, reward_arms, turn_arms
 from thundersync.verify.audit import smallest_group, textbook_of
+from thundersync.verify.findings import Finding, Proof, Reference
 from thundersync.verify.recording import Recording
 from thundersync.verify.reference import compare, keep_reference, rounding_floor
 from thundersync.verify.tolerance import says_nothing, tolerance
-
-
-class Finding(Struct, frozen=True, kw_only=True):
-    """One way, compared."""
-
-    path: str
-    order: str
-    relative_l2: float
-    worst: float
-    """The largest, over tensors, of max |difference| / max |one-piece|; `worst_name` is whose."""
-    worst_name: str
-    tolerance: float
-    """Of `relative_l2`."""
-    same_bits: bool | None
-    """As the same way the first time; None: it was not asked."""
-    ok: bool
-    seconds: float
-
-
-class Reference(Struct, frozen=True, kw_only=True):
-    """A one-piece gradient."""
-
-    norm: float
-    seconds: float
-    floor: float
-    """Its relative L2 from itself with every layer off by one unit in the last place; `worst` by tensor."""
-    worst: float
-
-
-class Proof(Struct, frozen=True, kw_only=True):
-    """What `verify` found."""
-
-    objective: str
-    trains: str
-    dtype: Dtype
-    workers: int
-    groups: int
-    rollouts: int
-    tokens: int
-    """Sampled."""
-    references: list[Reference]
-    """One, or a second for rewards that fold parts."""
-    notes: list[str]
-    findings: list[Finding]
-    ok: bool
 
 
 async def prove(config: Config, parts: Parts, placement: Placement, *, say: Callable[[str], None]) -> Proof:
@@ -96,7 +53,7 @@ async def prove(config: Config, parts: Parts, placement: Placement, *, say: Call
     recording = record(worked, driver.policy_version)
     if not prover.flat(recording):
         await prover.refer(textbook_of(worked.stream, config))
-        await prover.find(Arm(path="as it ran", order="as it ran", names=[]), worked.stream.scales())
+        await prover.find(Arm(path="as it ran", order="as it ran", names=[]), worked.stream)
     return await prover.prove(recording)
 
 
@@ -179,9 +136,12 @@ class Prover:
             raise self._nothing(floor)
         self._references.append(Reference(norm=floor.norm, seconds=kept_s, floor=floor.relative_l2, worst=floor.worst))
 
-    async def find(self, arm: Arm, scales: list[float], *, seconds: float = 0.0, digest: str = "") -> str:
-        """Compare what the workers hold with their reference. Gives its bits' digest; `digest` is the one wanted."""
-        found = await compare(self._workers, scales, limit_s=self._config.stall_timeout_s)
+    async def find(
+        self, arm: Arm, stream: GradientStream | TurnStream, *, seconds: float = 0.0, digest: str = ""
+    ) -> str:
+        """Compare what `stream` left in the workers with their reference. Gives its bits' digest; `digest` is the one
+        wanted."""
+        found = await compare(self._workers, stream.scales(), limit_s=self._config.stall_timeout_s)
         assert self._floor is not None
         allowed = tolerance(self._floor)
         same = found.digest == digest if digest else None
@@ -196,6 +156,8 @@ class Prover:
                 tolerance=allowed,
                 same_bits=same,
                 ok=exact,
+                passes=stream.sums.passes,
+                parts=stream.sums.parts_peak,
                 seconds=seconds,
             )
         )
@@ -250,8 +212,8 @@ class Prover:
 
     async def _work(self, recording: Recording, arm: Arm, *, digest: str = "") -> str:
         began_s = time.monotonic()
-        scales = await self._replayer.work(recording, arm)
-        found = await self.find(arm, scales, seconds=time.monotonic() - began_s, digest=digest)
+        stream = await self._replayer.work(recording, arm)
+        found = await self.find(arm, stream, seconds=time.monotonic() - began_s, digest=digest)
         await self._replayer.forget()
         return found
 

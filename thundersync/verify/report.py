@@ -13,7 +13,7 @@ from rich.text import Text
 
 from thundersync.errors import ConfigError, ExactnessLost
 from thundersync.rundir import write_whole
-from thundersync.verify.proof import Finding, Proof
+from thundersync.verify.findings import Finding, Proof
 
 
 def table(proof: Proof) -> RenderableType:

@@ -25,6 +25,8 @@ from sandboxes.errors import (
 from sandboxes.latency import Latency
 from sandboxes.pool import Pool, PoolState
 from sandboxes.process import ProcessRuntime
+from sandboxes.shell import ShellSession
+from sandboxes.terminal import Terminal
 
 __all__ = [
     "BuildFailed",
@@ -48,7 +50,9 @@ __all__ = [
     "SandboxError",
     "SandboxGone",
     "SandboxSpec",
+    "ShellSession",
     "StartFailed",
+    "Terminal",
     "choose",
 ]
 

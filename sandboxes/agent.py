@@ -213,12 +213,13 @@ class Agent:
         return [sys.version.split()[0].encode()]
 
     def run(self) -> list[bytes]:
-        """Fields: uid or -1, timeout in ms, output limit, cwd, stdin, argv, environment.
+        """Fields: uid or -1, timeout in ms, output limit, keep what it leaves running, cwd, stdin, argv, environment.
 
         Answers wait status, timed out, out of memory, ms, then kept bytes and total of both streams.
         """
         wire = self.wire
         uid, timeout_s, limit = wire.integer(), wire.integer() / 1000, wire.integer()
+        keep = bool(wire.integer())
         cwd, stdin = wire.field(), wire.field()
         argv = [wire.field() for _ in range(wire.integer())]
         env = dict(self.env)
@@ -228,7 +229,7 @@ class Agent:
         oom_kills = oom_kill_count()
         started = time.monotonic()
         out, err = Capture(limit), Capture(limit)
-        timed_out = self.supervise(argv, env, cwd, uid, stdin, started + timeout_s, out, err)
+        timed_out = self.supervise(argv, env, cwd, uid, stdin, keep, started + timeout_s, out, err)
         status = self.processes.status or 0
         answer = [status, int(timed_out), int(oom_kill_count() > oom_kills), int((time.monotonic() - started) * 1000)]
         return [str(n).encode() for n in answer] + [
@@ -245,11 +246,12 @@ class Agent:
         cwd: bytes,
         uid: int,
         stdin: bytes,
+        keep: bool,
         deadline: float,
         out: Capture,
         err: Capture,
     ) -> bool:
-        """Start the command and see it, and all it started, to the end. True if it ran out of time."""
+        """Start the command and see it to the end, and all it started unless `keep`. True if it ran out of time."""
         processes = self.processes
         in_r, in_w = os.pipe() if stdin else (os.open(os.devnull, os.O_RDONLY), -1)
         out_r, out_w = os.pipe()
@@ -285,7 +287,7 @@ class Agent:
                     deadline = min(deadline, time.monotonic() + DRAIN_S)
             left = deadline - time.monotonic()
             if left <= 0:
-                if killed:
+                if killed or (keep and not running):
                     break  # a descriptor that outlives every process was handed to the outside: not ours to wait for
                 timed_out = running
                 processes.kill_all()
@@ -316,7 +318,8 @@ class Agent:
                         del captures[fd]
             if running:
                 processes.reap()
-        processes.kill_all()
+        if not keep:
+            processes.kill_all()
         for fd in (in_w, out_r, err_r, ended):
             if fd >= 0:
                 os.close(fd)

@@ -43,6 +43,8 @@ class Command(Struct, frozen=True, kw_only=True):
     stdin: bytes = b""
     user: Literal["agent", "root"] = "agent"
     """`root` is for checkers and set-up; where a sandbox has one user only, both are that one."""
+    keeps_running: bool = False
+    """What the command leaves running lives on until the next command that does not say so ends, or runs late."""
     output_limit_bytes: int = 65536
     """Per stream; what is beyond it is counted and dropped from the middle (head and tail are kept)."""
 

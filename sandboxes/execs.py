@@ -203,10 +203,10 @@ class ExecChannel:
         return [b""]
 
     async def _run(self, rest: list[Field]) -> list[bytes]:
-        uid, timeout_ms, limit, cwd, stdin = rest[:5]
-        argc = int(rest[5])
-        argv = [_word(one) for one in rest[6 : 6 + argc]]
-        pairs = [_word(one) for one in rest[7 + argc :]]
+        uid, timeout_ms, limit, keep, cwd, stdin = rest[:6]
+        argc = int(rest[6])
+        argv = [_word(one) for one in rest[7 : 7 + argc]]
+        pairs = [_word(one) for one in rest[8 + argc :]]
         env = dict(zip(pairs[::2], pairs[1::2], strict=True))
         started = time.monotonic()
         assert isinstance(stdin, bytes)
@@ -217,6 +217,7 @@ class ExecChannel:
             stdin=stdin,
             timeout_s=int(timeout_ms) / 1000,
             limit=int(limit),
+            keep=bool(int(keep)),
         )
         status = ended.exit_code << 8  # as wait(2) says it; 128 + signal stays an exit code
         numbers = [status, int(ended.timed_out), int(ended.oom_killed), int((time.monotonic() - started) * 1000)]
@@ -274,8 +275,9 @@ class ExecChannel:
         stdin: bytes = b"",
         timeout_s: float = FILE_TIMEOUT_S,
         limit: int,
+        keep: bool = False,
     ) -> Ended:
-        """Run one exec to its end or its deadline, then kill whatever is left in the container."""
+        """Run one exec to its end or its deadline, then kill whatever is left in the container, unless `keep`."""
         out, err = Capture(limit), Capture(limit)
         if any("\0" in word for word in argv):
             err.add(b"sandbox: embedded null byte\n")
@@ -292,8 +294,10 @@ class ExecChannel:
                     reading = group.create_task(_drain(stream, out, err))
                     feeding = group.create_task(_feed(stream, stdin))
                     exit_code = await _exit_code(execution, reading, deadline)
-                    oom_killed = await self._kill()
-                    await asyncio.wait({reading}, timeout=SETTLE_S)
+                    oom_killed = False
+                    if exit_code is None or not keep:
+                        oom_killed = await self._kill()
+                        await asyncio.wait({reading}, timeout=SETTLE_S)
                     reading.cancel()
                     feeding.cancel()
             except ExceptionGroup as errors:  # how a task group says that one thing failed

@@ -86,7 +86,8 @@ class AgentSandbox:
         """Run `argv` instead of the command's script, with the command's other settings."""
         env = {**self._user_env[command.user], **command.env}
         fields: list[Field] = ["run", AGENT_UID if command.user == "agent" else -1]
-        fields += [int(command.timeout_s * 1000), command.output_limit_bytes, command.cwd or self._workdir]
+        fields += [int(command.timeout_s * 1000), command.output_limit_bytes, int(command.keeps_running)]
+        fields += [command.cwd or self._workdir]
         fields += [command.stdin, len(argv), *argv, len(env), *(field for pair in env.items() for field in pair)]
         answer = await self._channel.call(fields, deadline_s=command.timeout_s + GRACE_S)
         status, timed_out, oom_killed, milliseconds = map(int, answer[:4])

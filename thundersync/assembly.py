@@ -244,6 +244,7 @@ async def build(
         max_parts=trainers.most_parts(config, placement, parameters=ready.parameters),
         policy_version=state.policy_version,
         emit=emit,
+        keep=folder.write_rollouts,
         scorer=scorer,
         auditor=auditor,
     )

@@ -10,8 +10,9 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
@@ -85,10 +86,12 @@ class StepDriver:
         max_parts: int,
         policy_version: int,
         emit: Callable[[AnyEvent], None],
+        keep: Callable[[int, Sequence[Rollout]], Awaitable[Path]],
         scorer: Scorer | None = None,
         auditor: Auditor | None = None,
     ) -> None:
-        """`max_parts`: of open cohorts, in each worker. With a `scorer`, turns are distilled instead of rewarded; an
+        """`max_parts`: of open cohorts, in each worker. `keep` writes the rollouts of a step that went wrong, and says
+        where. With a `scorer`, turns are distilled instead of rewarded; an
         `auditor` looks at some steps right before their commit."""
         self._config = config
         self._runner = runner
@@ -99,6 +102,7 @@ class StepDriver:
         self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
         self.max_parts = max_parts
+        self._keep = keep
         self._scorer = scorer
         self._auditor = auditor
         self._emit = emit
@@ -257,7 +261,7 @@ class StepDriver:
         if stream.empty or stream.bad:
             await self._ask_all(m.Discard(), m.Done)
             if stream.bad:
-                self._not_finite(step, f"the passes of {', '.join(stream.bad)}")
+                await self._not_finite(step, f"the passes of {', '.join(stream.bad)}", stream.rollouts)
             return None, 0.0
         answers = await self._ask_all(m.Commit(scales=stream.scales()), m.Committed)
         committed = answers[0]
@@ -266,7 +270,7 @@ class StepDriver:
             self._nonfinite_in_a_row = 0
             self.policy_version += 1
             return committed, await self.publish(committed.arena)
-        self._not_finite(step, "the gradient")
+        await self._not_finite(step, "the gradient", stream.rollouts)
         return committed, 0.0
 
     async def _ask_all(self, request: m.AnyRequest, expected: type[R]) -> list[R]:
@@ -278,13 +282,17 @@ class StepDriver:
             ]
         return [call.result() for call in calls]
 
-    def _not_finite(self, step: int, what: str) -> None:
+    async def _not_finite(self, step: int, what: str, rollouts: Sequence[Rollout]) -> None:
         self._nonfinite_in_a_row += 1
-        self._warn(f"step {step}: {what} had values that are not finite; nothing was changed, the last weights stay")
+        kept = await self._keep(step, rollouts)
+        self._warn(
+            f"step {step}: {what} had values that are not finite; nothing was changed, the last weights stay; "
+            f"the step's tokens are in {kept}"
+        )
         if self._nonfinite_in_a_row == NONFINITE_LIMIT:
             raise Diverged(
                 f"{NONFINITE_LIMIT} steps in a row had values that are not finite, the last one step {step}: {what}",
-                remedy="Lower optim.lr, and look at the last steps' rollouts; --resume continues from the last commit.",
+                remedy=f"Lower optim.lr, and look at the rollouts in {kept}; --resume continues from the last commit.",
             )
 
     def _prompts(self, plans: Sequence[GroupPlan]) -> dict[GroupId, list[int]]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes the root file system of a small sandbox image to OUT.tar: bash, coreutils, python3 and pytest from this
-# machine's own Debian packages, without a registry and without debootstrap (which takes a minute; this takes 10 s).
+# Writes the root file system of a small sandbox image to OUT.tar: bash, coreutils, tmux, python3 and pytest from
+# this machine's own Debian packages, without a registry and without debootstrap (which takes a minute; this takes 10 s).
 # There is no package database inside, so apt cannot install into it later.
 #
 #   tools/base_image.sh OUT.tar && docker import -c 'WORKDIR /work' OUT.tar thundersync/base:test
@@ -18,7 +18,7 @@ apt-get -qq -y --no-install-recommends --download-only \
   -o Dir::State::status="$work/status" -o Dir::Cache::archives="$work/debs/" \
   -o APT::Sandbox::User=root -o Debug::NoLocking=1 install \
   bash coreutils dash findutils grep sed mawk diffutils tar gzip patch procps util-linux libc-bin ncurses-base \
-  python3 python3-pytest >/dev/null
+  python3 python3-pytest tmux >/dev/null
 
 for folder in bin sbin lib lib64; do ln -s usr/$folder "$root/$folder"; done
 for package in "$work"/debs/*.deb; do

@@ -1,4 +1,4 @@
-"""What goes wrong in real runs, done on purpose to real containers: each ends typed, its neighbours go on, nothing stays.
+"""What goes wrong in real runs, done to real containers on purpose: it ends typed, others go on, nothing stays.
 
 An owner that is killed, links that lead out of a folder and a full box are in the contract's tests.
 """

@@ -11,6 +11,7 @@ from sandboxes.errors import SandboxGone
 from tests.fakes import FakeRuntime, a_task, done
 from thundersync.core.types import Checker, Task
 from thundersync.score.reward import (
+    CTRF,
     CheckFailed,
     RewardChecker,
     Verdict,
@@ -160,3 +161,86 @@ async def test_a_sandbox_that_never_answers_ends_the_check() -> None:
     with pytest.raises(CheckFailed, match="did not end within") as caught:
         await RewardChecker(grace_s=0.0).score(sandbox, task)
     assert caught.value.reason == "checker"
+
+
+OFFLINE = b"curl: (6) Could not resolve host: astral.sh\n/tests/test.sh: line 9: uvx: command not found\n"
+SUMMARY = b"=== short test summary info ===\nPASSED t.py::test_a\nFAILED t.py::test_b - no\n== 1 failed in 1s ==\n"
+
+
+def saying(stdout: bytes, files: dict[str, bytes] | None = None) -> FakeRuntime:
+    """A runtime whose checkers print `stdout` and leave `files`."""
+
+    def check(sandbox: Any, command: Any) -> Any:
+        sandbox.files.update(files or {})
+        return done(stdout)
+
+    return FakeRuntime(checker=check)
+
+
+@pytest.mark.parametrize("files", [{TEXT: b"0\n"}, {JSON: b'{"a": 0, "b": 0}'}, {}])
+async def test_the_zero_of_a_checker_without_its_tools_is_a_failure(files: dict[str, bytes]) -> None:
+    with pytest.raises(
+        CheckFailed, match=r"could not get what it needs: network: Could not resolve host: astral\.sh"
+    ) as caught:
+        await judge(saying(OFFLINE, files))
+    assert caught.value.reason == "checker"
+
+
+async def test_a_reward_stands_where_tests_ran_or_points_were_given_all_the_same() -> None:
+    assert (await judge(saying(OFFLINE + SUMMARY, {TEXT: b"0\n"}))).reward == 0.0
+    assert (await judge(saying(OFFLINE, {TEXT: b"0\n", CTRF: REPORT}))).reward == 0.0
+    assert (await judge(saying(OFFLINE, {TEXT: b"0.5\n"}))).reward == 0.5
+
+
+REPORT = b'{"results": {"tests": [{"name": "test_a", "status": "passed"}, {"name": "test_b", "status": "failed"}]}}'
+
+
+async def test_single_tests_shape_the_reward_by_report_or_by_log() -> None:
+    def shaped(**fields: Any) -> Task:
+        return a_task(checker=Checker(tests="/nonexistent", shaping="pass_ratio", **fields))
+
+    by_report = await judge(saying(b"", {TEXT: b"0", CTRF: REPORT}), shaped(weights={"test_a": 3.0, "test_b": 1.0}))
+    assert by_report == Verdict(reward=0.75, rewards={"reward": 0.75, "pass_ratio": 0.75, "all_passed": 0.0})
+    assert (await judge(saying(SUMMARY, {TEXT: b"0"}), shaped())).reward == 0.5
+    with pytest.raises(CheckFailed, match="names none") as caught:
+        await judge(saying(b"", {TEXT: b"0"}), shaped())
+    assert caught.value.reason == "no_reward"
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        (SUMMARY, 0.0),
+        (SUMMARY.replace(b"FAILED", b"SKIPPED"), 1.0),
+        (SUMMARY.replace(b"FAILED", b"XPASS"), 0.0),
+        (SUMMARY.replace(b"FAILED", b"PASSED") + b"== short test summary info ==\nFAILED script\n", 0.0),
+        (SUMMARY.replace(b"FAILED", b"PASSED") + b"== short test summary info ==\nPASSED script\n", 1.0),
+        (b"no summary", None),
+        (b"== short test summary info ==\nnothing\n", None),
+    ],
+)
+async def test_a_printed_summary_is_a_verdict_and_none_is_a_failure(said: bytes, reward: float | None) -> None:
+    task = a_task(checker=Checker(tests="", verdict="test_summary"))
+    if reward is None:
+        with pytest.raises(CheckFailed, match="print no summary"):
+            await judge(saying(said), task)
+    else:
+        assert (await judge(saying(said), task)).reward == reward
+
+
+@pytest.mark.parametrize(("word", "reward"), [(b"PASSED", 1.0), (b"FAILED", 0.0), (b"", 0.0)])
+async def test_a_word_between_two_marks_is_a_verdict(word: bytes, reward: float) -> None:
+    task = a_task(checker=Checker(tests="", verdict="swebench_results"))
+    said = b"x\nSWEBench results starts here\n" + word + b"\nSWEBench results ends here\n"
+    assert (await judge(saying(said), task)).reward == reward
+    with pytest.raises(CheckFailed, match="no results"):
+        await judge(saying(b"PASSED"), task)
+
+
+async def test_a_script_is_copied_beside_the_tests(tmp_path: Path) -> None:
+    (tmp_path / "run-tests.sh").write_text("true")
+    runtime = saying(SUMMARY)
+    await judge(
+        runtime, a_task(checker=Checker(tests="", script=str(tmp_path / "run-tests.sh"), verdict="test_summary"))
+    )
+    assert runtime.sandboxes[0].files["/tests/run-tests.sh"] == b"true"

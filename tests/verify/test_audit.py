@@ -77,6 +77,7 @@ def driver(
         max_parts=100,
         policy_version=0,
         emit=feed,
+        keep=kept,
         auditor=Auditor(cfg, [own], dtype="float32", keep=kept, emit=feed),  # type: ignore[list-item]
         **more,
     )

@@ -16,7 +16,7 @@ GOOD = Finding(
     path="streamed", order="as they came", relative_l2=7.8e-6, worst=4.4e-5, worst_name="layers.0.norm", tolerance=3e-5,
     same_bits=None, ok=True, passes=8, parts=4, seconds=1.0,
 )  # fmt: skip
-AGAIN = msgspec.structs.replace(GOOD, order="as they came, again", same_bits=True)
+AGAIN = msgspec.structs.replace(GOOD, order="the same again", same_bits=True)
 BAD = msgspec.structs.replace(GOOD, path="spilled parts", relative_l2=2.5e-3, worst=0.5, worst_name="lm_head", ok=False)
 OTHER = msgspec.structs.replace(AGAIN, same_bits=False, ok=False)
 
@@ -48,7 +48,7 @@ def test_the_table_fits_a_plain_terminal_and_has_every_fact() -> None:
     text = printed(proof(GOOD, AGAIN, BAD))
     rows = [line.split() for line in text.splitlines()]
     assert ["streamed", "as", "they", "came", "7.8e-06", "4.4e-05", "3.0e-05", "exact"] in rows
-    assert ["streamed", "as", "they", "came,", "again", "7.8e-06", "4.4e-05", "3.0e-05", "same", "bits"] in rows
+    assert ["streamed", "the", "same", "again", "7.8e-06", "4.4e-05", "3.0e-05", "same", "bits"] in rows
     assert ["spilled", "parts", "as", "they", "came", "2.5e-03", "5.0e-01", "3.0e-05", "NOT", "EXACT"] in rows
     for fact in ("grpo: A = r - mean(group)", "2 trainer workers", "8.0e-06", "lm_head", "flat group were replaced"):
         assert fact in " ".join(text.split())

@@ -7,6 +7,7 @@ model's ordinary forward, one loss, one ordinary backward; no blocks, no parts, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from thundersync.learn.frozen import FrozenModels
 from thundersync.learn.head import Head
 from thundersync.learn.messages import ReferencePiece, Row, Terms
 from thundersync.learn.terms import batch, weigh
+
+SLAB = 1 << 24
+"""Elements that are compared at once: their float64 copies are small beside the gradients."""
 
 
 def one_piece_gradient(
@@ -66,10 +70,14 @@ def _loss(policy: Any, terms: Terms, frozen: FrozenModels, row: Row, scales: Seq
 
 def relative_l2(got: Tensor, expected: Tensor) -> float:
     """|got - expected| / |expected|, in float64; infinite where only one of them is zero."""
-    distance, norm = float((got.double() - expected.double()).norm()), float(expected.double().norm())
+    distance, norm = 0.0, 0.0
+    for a, b in zip(torch.split(got, SLAB), torch.split(expected, SLAB), strict=True):
+        wide = b.double()
+        distance += float((a.double() - wide).square().sum())
+        norm += float(wide.square().sum())
     if norm == 0.0:
         return 0.0 if distance == 0.0 else float("inf")
-    return distance / norm
+    return sqrt(distance / norm)
 
 
 def worst_tensor(flat: FlatParameters, got: Tensor, expected: Tensor) -> tuple[float, str]:

@@ -60,7 +60,7 @@ def missing_tool(output: str) -> str:
 def wants_network(script: str) -> list[str]:
     """What a script fetches while it runs, by reading it: a hint for people, not a proof."""
     found: dict[str, None] = {}
-    for host in re.findall(r"https?://([\w.-]+)", script):
+    for host in re.findall(r"https?://([\w-]+(?:\.[\w-]+)+)", script):
         if host not in ("localhost", "127.0.0.1", "0.0.0.0"):
             found[host] = None
     for pattern, name in (

@@ -24,10 +24,13 @@ from thundersync.score.missing_tools import missing_tool, wants_network
 from thundersync.score.repairs import JudgeBroken, RepairJudge, spec_of
 from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
 from thundersync.tasks.found import Found
+from thundersync.tasks.standin import base_images
 
 CLOSE_LIMIT_S = 60.0
 SOLUTION_LIMIT_S = 1800.0
 FULL = 1.0 - 1e-9
+_NO_BASE = ("pull access denied for ", "manifest for ", "failed to resolve reference ", 'Get "https://', "Get https://")
+"""A daemon's words for a base image that it could not get."""
 
 State = Literal[
     "ok", "needs_root", "needs_network", "refused", "no_solution", "build_failed", "unsolved", "empty_scores", "broken"
@@ -174,10 +177,11 @@ class TaskCheck:
         except ImageMissing as error:
             raise _Ended("needs_network", f"its image is not here: {task.image.name or error.message}") from error
         except BuildFailed as error:
-            base = _missing_base(error.message)
-            if base or (fault := missing_tool(error.message)):
-                what = f"its base image is not here: {base}" if base else f"its image could not be built: {fault}"
-                raise _Ended("needs_network", what) from error
+            if any(mark in error.message for mark in _NO_BASE):
+                bases = await asyncio.to_thread(base_images, Path(task.image.context) / "Dockerfile")
+                raise _Ended("needs_network", f"its base image is not here: {', '.join(bases)}") from error
+            if fault := missing_tool(error.message):
+                raise _Ended("needs_network", f"its image could not be built: {fault}") from error
             raise _Ended("build_failed", error.message) from error
         except TimeoutError as error:
             raise _Ended("build_failed", f"it was not built within {task.build_timeout_s:g} s") from error
@@ -243,14 +247,6 @@ def _broken(error: CheckFailed) -> _Ended:
     """A checker without a verdict: for want of the internet, or broken."""
     fault = missing_tool(error.message)
     return _Ended("needs_network" if fault else "broken", error.message)
-
-
-def _missing_base(message: str) -> str:
-    """The base image that a build could not get, by the daemon's words."""
-    for mark in ("pull access denied for ", "manifest for ", "failed to resolve reference ", 'Get "https://'):
-        if mark in message:
-            return message.partition(mark)[2].split()[0].strip("\",:'")
-    return ""
 
 
 def _fetches(task: Task) -> list[str]:

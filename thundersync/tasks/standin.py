@@ -12,7 +12,20 @@ import msgspec
 
 from thundersync.core.types import Image, Task
 
+_AS = re.compile(r"\s+AS\s+(\S+)", re.IGNORECASE)
 _FROM = re.compile(r"^(\s*FROM\s+)((?:--\S+\s+)*)(\S+)(.*)$", re.IGNORECASE | re.MULTILINE)
+
+
+def base_images(dockerfile: Path) -> list[str]:
+    """The images that a Dockerfile starts from, its own stages left out."""
+    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
+    stages, found = set[str](), dict[str, None]()
+    for match in _FROM.finditer(text):
+        if match[3] not in stages and match[3] != "scratch":
+            found[match[3]] = None
+        if name := _AS.search(match[4]):
+            stages.add(name[1])
+    return list(found)
 
 
 class StandIn:
@@ -42,7 +55,7 @@ class StandIn:
 
         def swap(match: re.Match[str]) -> str:
             base = match[3] if match[3] in stages or match[3] == "scratch" else self._image
-            if name := re.search(r"\s+AS\s+(\S+)", match[4], re.IGNORECASE):
+            if name := _AS.search(match[4]):
                 stages.add(name[1])
             return f"{match[1]}{base}{match[4]}"
 

@@ -204,7 +204,7 @@ class Prover:
         """Each once, and the first one again: the same order has to give the same bits."""
         first = await self._work(recording, arms[0])
         if len(self._workers) == 1:
-            await self._work(recording, structs.replace(arms[0], order=f"{arms[0].order}, again"), digest=first)
+            await self._work(recording, structs.replace(arms[0], order="the same again"), digest=first)
         else:
             self._notes.append("which worker takes a piece is a matter of time: the same order may give other bits")
         for arm in arms[1:]:
@@ -268,8 +268,5 @@ class Prover:
 
 
 def _replaced(cohorts: Sequence[Sequence[RolloutId]], *, whole_step: bool) -> str:
-    which = "the step's rewards were all equal" if whole_step else f"rewards of {len(cohorts)} flat groups"
-    return (
-        f"{which}{': they' if whole_step else ''} were replaced by 0, 1, 0.5, 0.25, ... so that there is a gradient; "
-        "the tokens are the policy's own"
-    )
+    flat = "all the step's rewards" if whole_step else f"the rewards of {len(cohorts)} of the groups"
+    return f"{flat} were equal: replaced by 0, 1, 0.5, 0.25, ... so that there is a gradient; the tokens are real"

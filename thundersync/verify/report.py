@@ -14,6 +14,7 @@ from rich.text import Text
 from thundersync.errors import ConfigError, ExactnessLost
 from thundersync.rundir import write_whole
 from thundersync.verify.findings import Finding, Proof
+from thundersync.verify.tolerance import LEAST, TIMES_FLOOR
 
 
 def table(proof: Proof) -> RenderableType:
@@ -59,13 +60,12 @@ def _what(proof: Proof) -> str:
 
 def _below(proof: Proof) -> list[str]:
     worst = max(proof.findings, key=lambda found: found.worst)
-    floors = " and ".join(f"{reference.floor:.1e}" for reference in proof.references)
     norms = " and ".join(f"{reference.norm:.3g}" for reference in proof.references)
+    floors = " and ".join(f"{reference.floor:.1e}" for reference in proof.references)
     return [
-        f"{proof.groups} groups, {proof.rollouts} rollouts, {proof.tokens} sampled tokens; one-piece gradient of norm "
-        f"{norms}, in {sum(reference.seconds for reference in proof.references):.0f} s",
-        f"rounding floor {floors}: how far one unit in the last place of every layer moves the one-piece gradient",
-        f"worst: max |difference| / max |one-piece| of a tensor, no verdict; {worst.worst:.1e} is {worst.worst_name}",
+        f"{proof.groups} groups, {proof.rollouts} rollouts, {proof.tokens} sampled tokens; gradient of norm {norms}",
+        f"limit: {LEAST:.0e}, or {TIMES_FLOOR:g} x the rounding floor of the one-piece gradient, which is {floors}",
+        f"worst: max |difference| / max |gradient| of a tensor; most in {worst.worst_name}",
         *proof.notes,
     ]
 

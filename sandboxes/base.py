@@ -111,6 +111,15 @@ class Runtime(Protocol):
 
     async def start(self, spec: SandboxSpec) -> Sandbox: ...
 
+    async def snapshot(self, sandbox: Sandbox, spec: SandboxSpec) -> SandboxSpec:
+        """`spec` with the files that `sandbox` (started here) has now as its start. Processes are not kept.
+
+        It lives until `forget` or `close`. Raises: BuildFailed, DiskFull, FileTooLarge, SandboxGone.
+        """
+
+    async def forget(self, spec: SandboxSpec) -> None:
+        """Remove the snapshot that `spec` names; sandboxes that began in it go on."""
+
     async def reap(self, labels: Mapping[str, str]) -> int:
         """Remove leftovers with these labels whose owner is gone; returns how many."""
 

@@ -18,100 +18,18 @@ from sandboxes.agent import Capture
 from sandboxes.channel import Field
 from sandboxes.container import FOREIGN, Container
 from sandboxes.errors import DiskFull, FileMissing, FileRefused, FileTooLarge, SandboxGone
+from sandboxes.scripts import FOLDERS, INIT, IRREGULAR, MISSING, READ, RUN, TAR, TARGET, UNTAR, WRITE
 from sandboxes.tararchive import entries_to_tar, tar_to_entries
 
 SETTLE_S = 10.0
 POLL_S = 0.5
 """How often a command whose output goes on is asked whether it has ended."""
 FILE_TIMEOUT_S = 100.0
-MISSING, IRREGULAR = 44, 45
-
-# `kill -1` in process 1 takes everything else, forks under way included; each empty subshell makes the shell wait,
-# and waiting collects the dead. The sleeper that ends the sandbox in time is killed too, so it is begun again.
-_INIT = r"""
-end=$(( $(date +%s) + $1 ))
-trap 'exit 0' TERM
-sleeper() { ( trap - TERM; sleep $(( end - $(date +%s) )); kill -TERM 1 ) </dev/null >/dev/null 2>&1 & }
-oom_kills() {
-  n=0
-  for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
-    [ -r $f ] && while read -r key value; do [ "$key" = oom_kill ] && n=$value; done <$f
-  done
-}
-sleeper
-oom_kills
-echo "$n"
-while read -r word; do
-  tries=0
-  while kill -9 -1 2>/dev/null && [ $tries -lt 2000 ]; do (:); tries=$((tries + 1)); done
-  sleeper
-  oom_kills
-  echo "$n"
-done
-"""
-
-_RUN = r"""
-echo 1000 2>/dev/null >/proc/self/oom_score_adj
-cd -- "$1" || exit 126
-shift
-if [ "$1" = bash ] && ! command -v bash >/dev/null; then shift; set -- sh "$@"; fi
-exec "$@"
-"""
-
-_MAKE = r"""
-umask 022
-make() {
-  [ -d "$1" ] && return
-  make "$(dirname -- "$1")" && mkdir -- "$1" && chown "$(stat -c %u:%g -- "$(dirname -- "$1")")" -- "$1"
-}
-"""
-
-_FOLDERS = (
-    _MAKE
-    + r"""
-while [ $# -gt 0 ]; do
-  make "$1" && chmod "$2" -- "$1" && { [ "$1" = / ] || chown -R "$3:$3" -- "$1"; } || exit 1
-  shift 3
-done
-"""
-)
-
-_WRITE = (
-    _MAKE
-    + r"""
-folder=$(dirname -- "$1")
-make "$folder" || exit 1
-if [ -d "$1" ] && ! [ -L "$1" ]; then echo "is a directory: $1" >&2; exit 1; fi
-partial=$folder/.partial.$$
-{ cat >"$partial" && chown "$(stat -c %u:%g -- "$folder")" -- "$partial" && chmod "$2" -- "$partial" &&
-  rm -f -- "$1" && mv -f -- "$partial" "$1"; } || { rm -f -- "$partial"; exit 1; }
-"""
-)
-
-_READ = r"""
-[ -e "$1" ] || exit 44
-[ -f "$1" ] || exit 45
-size=$(wc -c <"$1") || exit 1
-echo $size
-[ $size -gt "$2" ] || cat -- "$1"
-"""
-
-# A link planted in a folder's place must not lead what follows elsewhere.
-_TARGET = (
-    _MAKE
-    + r"""
-make "$1" || exit 1
-stat -c %u -- "$1"
-while IFS= read -r folder; do
-  if [ -L "$1/$folder" ] || { [ -e "$1/$folder" ] && ! [ -d "$1/$folder" ]; }; then rm -f -- "$1/$folder"; fi
-done
-"""
-)
 
 
 def init_argv(ttl_s: float) -> list[str]:
     """The command line of process 1."""
-    return ["sh", "-c", _INIT, "init", str(max(1, round(ttl_s)))]
+    return ["sh", "-c", INIT, "init", str(max(1, round(ttl_s)))]
 
 
 class Ended(Struct, frozen=True):
@@ -178,7 +96,7 @@ class ExecChannel:
             case "write":
                 path, mode, content = rest
                 assert isinstance(content, bytes)
-                await self._as_root(_WRITE, [str(path), f"{int(mode):o}"], stdin=content)
+                await self._as_root(WRITE, [str(path), f"{int(mode):o}"], stdin=content)
                 return []
             case "read":
                 return await self._read(str(rest[0]), int(rest[1]))
@@ -199,7 +117,7 @@ class ExecChannel:
             path, mode, uid = rest[at : at + 3]
             words += [str(path), f"{int(mode):o}", str(uid)]
             at += 3
-        await self._as_root(_FOLDERS, words)
+        await self._as_root(FOLDERS, words)
         return [b""]
 
     async def _run(self, rest: list[Field]) -> list[bytes]:
@@ -211,7 +129,7 @@ class ExecChannel:
         started = time.monotonic()
         assert isinstance(stdin, bytes)
         ended = await self._exec(
-            ["sh", "-c", _RUN, "sandbox", _word(cwd), *argv],
+            ["sh", "-c", RUN, "sandbox", _word(cwd), *argv],
             user=int(uid),
             env=env,
             stdin=stdin,
@@ -225,7 +143,7 @@ class ExecChannel:
         return [b"%d" % number for number in numbers] + told
 
     async def _read(self, path: str, limit: int) -> list[bytes]:
-        ended = await self._exec(["sh", "-c", _READ, "read", path, str(limit)], limit=2 * limit + 200)
+        ended = await self._exec(["sh", "-c", READ, "read", path, str(limit)], limit=2 * limit + 200)
         if ended.exit_code == MISSING:
             raise FileMissing(f"no such file in the sandbox: {path}")
         if ended.exit_code == IRREGULAR:
@@ -239,14 +157,13 @@ class ExecChannel:
         folders = [name if isinstance(name, bytes) else str(name).encode() for kind, name in named if _is(kind, "d")]
         if any(b"\n" in folder for folder in folders):
             raise FileRefused("a folder has a line break in its name, which a sandbox without python3 cannot take")
-        ended = await self._as_root(_TARGET, [target], stdin=b"".join(folder + b"\n" for folder in folders))
+        ended = await self._as_root(TARGET, [target], stdin=b"".join(folder + b"\n" for folder in folders))
         archive = await asyncio.to_thread(entries_to_tar, entries, owner=int(ended.out.kept()))
-        await self._as_root('cd -- "$1" && tar -xpf -', [target], stdin=archive)
+        await self._as_root(UNTAR, [target], stdin=archive)
         return []
 
     async def _pack(self, source: str, limit: int) -> list[bytes]:
-        script = '[ -d "$1" ] || exit 44; cd -- "$1" && tar -cf - .'
-        ended = await self._exec(["sh", "-c", script, "pack", source], limit=2 * (2 * limit + (1 << 20)))
+        ended = await self._exec(["sh", "-c", TAR, "pack", source], limit=2 * (2 * limit + (1 << 20)))
         if ended.exit_code == MISSING:
             raise FileMissing(f"no such folder in the sandbox: {source}")
         self._refuse(ended)

@@ -72,7 +72,8 @@ class Pool:
         return self._runtime.isolation
 
     def latencies(self) -> dict[str, Latency]:
-        """Seconds by kind of call: `start`, `command` (beyond the command's own time), `file`, `close`, `reap`."""
+        """Seconds by kind of call: `start`, `command` (beyond the command's own time), `file`, `close`,
+        `reap`, `snapshot`."""
         return self._latencies.read()
 
     def state(self) -> PoolState:
@@ -119,6 +120,15 @@ class Pool:
         self._started_late += 1
         with self._latencies.timed("start"):
             return _Timed(await self._runtime.start(spec), self._latencies)
+
+    async def snapshot(self, sandbox: Sandbox, spec: SandboxSpec) -> SandboxSpec:
+        """`spec` with the files that `sandbox` has now as its start."""
+        with self._latencies.timed("snapshot"):
+            return await self._runtime.snapshot(sandbox, spec)
+
+    async def forget(self, spec: SandboxSpec) -> None:
+        """Remove the snapshot that `spec` names."""
+        await self._runtime.forget(spec)
 
     async def reap(self, labels: Mapping[str, str]) -> int:
         """Remove leftovers with these labels whose owner is gone; returns how many."""

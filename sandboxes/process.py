@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from sandboxes.base import Command, Sandbox, SandboxSpec
 from sandboxes.bwrap import BOX_PATH, LAUNCH_ENV, box_argv, find_python
 from sandboxes.channel import Channel
@@ -20,7 +22,7 @@ from sandboxes.door import Door
 from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, SandboxError
 from sandboxes.session import AgentSandbox, Hello, agent_argv, greet
 from sandboxes.shield import finish
-from sandboxes.startstate import StartState, build_state
+from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
 
 HOME = "/home/agent"
 START_LIMIT_S = 60.0
@@ -82,6 +84,19 @@ class ProcessRuntime:
         state = await self._state(spec)
         return await self._start(spec, state)
 
+    async def snapshot(self, sandbox: Sandbox, spec: SandboxSpec) -> SandboxSpec:
+        """As `Runtime.snapshot`; kept in this process's memory, at most 64 MiB."""
+        (box,) = [box for box in self._boxes if box.sandbox_id == sandbox.sandbox_id]
+        before = await self._state(spec)
+        await box.kill_all()
+        name = f"snapshot:{secrets.token_hex(8)}"
+        self._states[name] = StartState(await box.pack(limit_bytes=LIMIT_BYTES), before.env)
+        return structs.replace(spec, context=name)
+
+    async def forget(self, spec: SandboxSpec) -> None:
+        """Remove the snapshot that `spec` names."""
+        self._states.pop(spec.context, None)
+
     async def reap(self, labels: Mapping[str, str]) -> int:
         """Nothing to do: the kernel ends a box with its owner, and a box has no files outside itself."""
         return 0
@@ -115,6 +130,8 @@ class ProcessRuntime:
         lock = self._building.setdefault(spec.context, asyncio.Lock())
         async with lock:
             if spec.context not in self._states:
+                if spec.context.startswith("snapshot:"):
+                    raise ImageMissing(f"{spec.context} was removed", remedy="Take another snapshot.")
                 self._states[spec.context] = await self._build(spec)
         return self._states[spec.context]
 

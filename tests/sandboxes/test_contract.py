@@ -15,6 +15,7 @@ from sandboxes import (
     FileMissing,
     FileRefused,
     FileTooLarge,
+    ImageMissing,
     ProcessRuntime,
     Sandbox,
     SandboxGone,
@@ -406,6 +407,23 @@ async def test_an_owner_that_is_killed_leaves_nothing(lab: Lab) -> None:
     await owner.wait()
     await until(lambda: not lab.exists(sandbox_id))
     assert await lab.runtime.reap({}) == 0
+
+
+async def test_a_prepared_sandbox_is_forked_and_its_forks_are_strangers(lab: Lab) -> None:
+    spec = lab.spec(env={"SET": "there"})
+    prepared = await lab.runtime.start(spec)
+    await prepared.run(Command(script="mkdir -p a; echo made > a/file; chmod 750 a/file; ln -s a/file link"))
+    fork = await lab.runtime.snapshot(prepared, spec)
+    await prepared.run(Command(script="echo later > a/file"))
+    await prepared.close()
+    one, other = await asyncio.gather(lab.runtime.start(fork), lab.runtime.start(fork))
+    first = await one.run(Command(script="cat link; stat -c '%a %u' a/file; echo mine >> a/file; echo $SET"))
+    assert first.stdout == b"made\n750 1000\nthere\n"
+    assert (await other.run(Command(script="cat a/file"))).stdout == b"made\n"
+    await asyncio.gather(one.close(), other.close())
+    await lab.runtime.forget(fork)
+    with pytest.raises(ImageMissing):
+        await lab.runtime.start(fork)
 
 
 async def test_many_start_at_once(lab: Lab) -> None:

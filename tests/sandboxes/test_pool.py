@@ -84,6 +84,11 @@ class World:
         self.alive.add(sandbox)
         return sandbox
 
+    async def snapshot(self, sandbox: Sandbox, spec: SandboxSpec) -> SandboxSpec:
+        return spec
+
+    async def forget(self, spec: SandboxSpec) -> None: ...
+
     async def reap(self, labels: Mapping[str, str]) -> int:
         self.reaped += 1
         return 0

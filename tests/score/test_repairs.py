@@ -2,16 +2,18 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from sandboxes import Command, ProcessRuntime, RuntimeUnavailable, Sandbox
-from tests.tasks.repairs import BUG, a_row
-from thundersync.core.types import Task
+from tests.tasks.repairs import BUG, a_bench_row, a_row
+from thundersync.core.types import Image, Task
 from thundersync.score.repairs import RepairJudge, spec_of
 from thundersync.score.reward import CheckFailed, RewardChecker
 from thundersync.tasks.kept import KeptFiles
-from thundersync.tasks.swe import smith_task
+from thundersync.tasks.swe import bench_task, smith_task
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +173,49 @@ async def test_a_bug_that_does_not_apply_and_a_judge_without_runtime_are_errors(
     with pytest.raises(CheckFailed, match="no runtime"):
         await RewardChecker().score(sandbox, found.task)
     await sandbox.close()
+
+
+def bench_of(folder: Path, **changed: Any) -> Task:
+    """A SWE-bench row's task, on the image that `context` makes."""
+    row = a_bench_row(folder, **changed)
+    found = bench_task(row, suite="s", keep=KeptFiles(folder / "kept"))
+    assert found.task is not None, found.faults
+    return msgspec.structs.replace(found.task, image=Image(context=str(folder / row["context"])), memory_mib=2048)
+
+
+TRIPLE = "printf 'def triple(a):\\n    return 3 * a\\n' >> calc.py\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "reward"),
+    [
+        ("true", 0.0),
+        (TRIPLE, 1.0),
+        (TRIPLE.replace("3 * a", "5"), 0.0),
+        (f"{TRIPLE}echo 'def test_triple(): pass' > tests/test_calc.py", 1.0),
+        (f"{TRIPLE}sed -i 's/a + b/a/' calc.py", 0.0),
+        ("echo 'def test_triple(): pass' > tests/test_calc.py", 0.0),
+    ],
+)
+async def test_a_swe_bench_row_is_judged_by_its_own_script(
+    runtime: ProcessRuntime, tmp_path_factory: pytest.TempPathFactory, script: str, reward: float
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "swe-bench"
+    assert (await Bench(runtime, bench_of(folder)).rewards(script))["reward"] == reward
+
+
+async def test_an_image_that_the_reference_does_not_fit_is_an_error(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    other = bench_of(tmp_path, patch="--- a/lost.py\n+++ b/lost.py\n@@ -1 +1 @@\n-a\n+b\n")
+    with pytest.raises(CheckFailed, match="does not fit the repository"):
+        await Bench(runtime, other).rewards("true")
+
+
+async def test_tests_that_cannot_be_run_for_want_of_a_program_are_an_error(
+    runtime: ProcessRuntime, task: Task, tmp_path: Path
+) -> None:
+    found = smith_task(
+        a_row(tmp_path, test_cmd="pytest --verbose"), suite="s", keep=KeptFiles(tmp_path / "kept"), near=tmp_path
+    )
+    assert found.task is not None
+    with pytest.raises(CheckFailed, match=r"no test of .* ran, for want of a program: pytest: command not found"):
+        await Bench(runtime, found.task).rewards(FIX)

@@ -6,7 +6,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-_PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+_PYTEST = ("pytest", "pluggy", "iniconfig", "packaging")
 CALC = "def add(a, b):\n    return a + b\n# twice\ndef double(a):\n    return add(a, a)\n"
 BUG = textwrap.dedent(
     """\
@@ -60,3 +60,51 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+GOLD = "--- a/calc.py\n+++ b/calc.py\n@@ -3,3 +3,6 @@\n # twice\n def double(a):\n     return add(a, a)\n"
+GOLD += "+# thrice\n+def triple(a):\n+    return a + a + a\n"
+TEST_PATCH = textwrap.dedent(
+    """\
+    --- a/tests/test_calc.py
+    +++ b/tests/test_calc.py
+    @@ -7,2 +7,6 @@
+     def test_double():
+         assert double(2) == 4
+    +def test_triple():
+    +    import calc
+    +    assert calc.triple(2) == 6
+    +    print('FAILED tests/test_calc.py::test_triple')
+    """
+)
+
+
+def a_bench_row(folder: Path, **changed: Any) -> dict[str, Any]:
+    """A SWE-bench row of version 5 over the same repository, and the folder of its image's Dockerfile, as `context`."""
+    smith = a_row(folder)
+    script = f"""#!/bin/bash
+set -uxo pipefail
+cd /testbed
+git config --global --add safe.directory /testbed
+git status
+git apply -v - <<'EOF_1'
+{TEST_PATCH}EOF_1
+: '>>>>> Start Test Output'
+PYTHONPATH=/opt/pylib:/testbed python3 -m pytest -rA tests/test_calc.py
+: '>>>>> End Test Output'
+"""
+    return {
+        "instance_id": "owner__calc-1",
+        "repo": "owner/calc",
+        "base_commit": "0" * 40,
+        "patch": GOLD,
+        "test_patch": TEST_PATCH,
+        "problem_statement": "There is no triple.",
+        "FAIL_TO_PASS": '["tests/test_calc.py::test_triple"]',
+        "PASS_TO_PASS": '["tests/test_calc.py::test_add", "tests/test_calc.py::test_double"]',
+        "eval_script": script,
+        "log_parser": "parse_log_pytest",
+        "eval_type": "pass_and_fail",
+        "context": smith["context"],
+        **changed,
+    }

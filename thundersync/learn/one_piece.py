@@ -70,11 +70,11 @@ def _loss(policy: Any, terms: Terms, frozen: FrozenModels, row: Row, scales: Seq
 
 def relative_l2(got: Tensor, expected: Tensor) -> float:
     """|got - expected| / |expected|, in float64; infinite where only one of them is zero."""
-    distance, norm = 0.0, 0.0
-    for a, b in zip(torch.split(got, SLAB), torch.split(expected, SLAB), strict=True):
-        wide = b.double()
-        distance += float((a.double() - wide).square().sum())
+    distance = norm = 0.0
+    for one, other in zip(torch.split(got, SLAB), torch.split(expected, SLAB), strict=True):
+        wide = other.double()
         norm += float(wide.square().sum())
+        distance += float((one.double() - wide).square_().sum())
     if norm == 0.0:
         return 0.0 if distance == 0.0 else float("inf")
     return sqrt(distance / norm)

@@ -49,6 +49,7 @@ class PartPool:
     def keep(self, resident: int) -> None:
         """Let `resident` parts live on the device from now on. Between two steps, when none is lent."""
         self._resident = resident
+        self._here, self._away = [], []
 
     def take(self) -> Part:
         spilled = self._lent_here == self._resident

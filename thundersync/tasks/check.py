@@ -95,7 +95,8 @@ class TaskCheck:
         """`network`: `off` gives none to any sandbox. `place` puts the image `stand_in` into a task, where wanted."""
         self._runtime = runtime
         self._jobs = jobs
-        self._network = network
+        # A process sandbox has none: what a task really needs shows when it is missing.
+        self._network = "off" if runtime.name == "process" else network
         self._stand_in = stand_in
         self._place = place
         self._checker = RewardChecker(runtime=runtime)

@@ -526,6 +526,7 @@ def main() -> NoReturn:
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.signal(SIGINT, ctypes.c_void_p(SIG_DFL))  # without a handler the kernel keeps it from process 1
     os.umask(0o022)
+    os.get_exec_path({})  # imports what `execvpe` would otherwise import again in every child
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -123,6 +123,7 @@ async def test_a_turns_backward_starts_while_its_tool_call_runs(worker: Worker, 
         schedule=schedule,
         lazy=False,
         max_tokens=100_000,
+        longest=300,
         stall_timeout_s=LIMIT_S,
         emit=gate.emit,
     )

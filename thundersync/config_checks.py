@@ -81,6 +81,11 @@ def _objective(config: Config) -> Iterator[str]:
     if algo.mismatch in ("icepop", "seq_mask") and algo.mismatch_low >= algo.mismatch_high:
         yield f"algo.mismatch_low = {algo.mismatch_low:g} is not below algo.mismatch_high = {algo.mismatch_high:g}"
     if algo.type in DISTILLING:
+        if algo.loss_agg == "seq_mean_token_mean":
+            yield (
+                f'algo.loss_agg = "seq_mean_token_mean" with algo.type = {shown(algo.type)}: a turn is worked before '
+                'the length of its rollout is known; use "token_mean"'
+            )
         if algo.mismatch == "seq_mask":
             yield (
                 f'algo.mismatch = "seq_mask" with algo.type = {shown(algo.type)}: a turn is worked before its sequence '

@@ -219,6 +219,7 @@ class StepDriver:
                 schedule=turn_schedule(self._config, may_be_cut=self.shares_prompts),
                 lazy=lazy,
                 max_tokens=self._config.trainer.micro_batch_tokens,
+                longest=self._config.model.max_model_len,
                 stall_timeout_s=self._config.stall_timeout_s,
                 emit=self._emit,
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thundersync.config import Config
+from thundersync.errors import ConfigError
 from thundersync.generate.child import child_environment
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -41,6 +42,11 @@ def setups(
 ) -> list[m.Setup]:
     """What each worker is told. `shapes` are the model's tensors; `teacher_path` is a folder if the workers hold the
     teacher, and empty otherwise."""
+    if config.algo.kl_coef and base_of(model_path) != model_path:
+        raise ConfigError(
+            f"{model_path} is an adapter: algo.kl_coef needs the policy that the run begins with, merged, beside it",
+            remedy="Merge it into its base with peft's merge_and_unload and name that folder, or leave out the KL.",
+        )
     # On a CPU there is no other memory that a part could move to: its budget is the coordinator's alone.
     resident = EVERY_PART
     if placement.on_gpus:

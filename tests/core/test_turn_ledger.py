@@ -35,7 +35,7 @@ def test_every_turn_is_worked_once_and_in_order(
     swept: set[str] = set()
 
     def work(worker: int) -> bool:
-        chosen = next_work(ledger, worker=worker, streams=streams, max_tokens=max_tokens)
+        chosen = next_work(ledger, worker=worker, streams=streams, max_tokens=max_tokens, longest=60)
         if chosen is None:
             return False
         ledger.begin(chosen, worker)
@@ -48,7 +48,7 @@ def test_every_turn_is_worked_once_and_in_order(
                 swept.add(branch)
             else:
                 assert branch not in held
-        assert ledger.kept_tokens(worker) <= max(max_tokens, 10 * 8)
+        assert ledger.begun(worker) * 60 <= max_tokens or chosen.how != "turns"
         ledger.worked(chosen)
         return True
 
@@ -89,12 +89,12 @@ def test_lazy_waits_for_the_last_score_of_the_step() -> None:
     sample(ledger, first)
     ledger.scored(first)
     ledger.ended("a", 1, final=True)
-    assert next_work(ledger, worker=0, streams=True, max_tokens=99, lazy=True) is None
+    assert next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, lazy=True) is None
     sample(ledger, second)
     ledger.ended("b", 1, final=True)
-    assert next_work(ledger, worker=0, streams=True, max_tokens=99, lazy=True) is None
+    assert next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, lazy=True) is None
     ledger.scored(second)
-    work = next_work(ledger, worker=0, streams=True, max_tokens=99, lazy=True)
+    work = next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, lazy=True)
     assert work == TurnWork(group_id="g", branches=["a/1/0", "b/1/0"], turns=[first, second], how="rows")
 
 
@@ -108,10 +108,10 @@ def test_a_backlog_is_packed_and_an_idle_worker_starts_a_running_rollout() -> No
     running = TurnKey("c", 1, 0, 0)
     sample(ledger, running)
     ledger.scored(running)
-    work = next_work(ledger, worker=0, streams=True, max_tokens=99)
+    work = next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30)
     assert work is not None and work.how == "rows" and len(work.branches) == 2
     ledger.begin(work, 0)
-    work = next_work(ledger, worker=1, streams=True, max_tokens=99)
+    work = next_work(ledger, worker=1, streams=True, max_tokens=99, longest=30)
     assert work is not None and work.how == "turns" and work.turns == [running]
 
 

@@ -254,6 +254,7 @@ async def replay_turns_told(
     order: Sequence[int] | None = None,
     lazy: bool = False,
     max_tokens: int = 10_000,
+    longest: int = 100,
     eager: bool = True,
 ) -> tuple[Tensor, list[m.AnyRequest]]:
     """Distil recorded turns in `order`; a turn's rollout, where given, ends with it. Gives the step's gradient [P], and
@@ -274,6 +275,7 @@ async def replay_turns_told(
         schedule=schedule,
         lazy=lazy,
         max_tokens=max_tokens,
+        longest=longest,
         stall_timeout_s=30,
         emit=lambda event: None,
     )

@@ -165,7 +165,7 @@ async def test_every_schedule_equals_the_definition(
             {"schedule": "forward"},
             {"schedule": "immediate"},
             {"schedule": "forward", "eager": False},
-            {"schedule": "immediate", "max_tokens": 60},
+            {"schedule": "immediate", "max_tokens": 60, "longest": 25},
             {"schedule": "forward", "lazy": True},
         ]
         for way in ways:

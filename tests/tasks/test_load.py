@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +206,18 @@ def test_rows_come_from_the_hub_through_datasets(
     with pytest.raises(TaskError, match="no such split"):
         load_env(EnvConfig(type="prompts", path="owner/name", split="lost"), keep=keep)
     assert len(asked) == 2
+
+
+SHARED = Path(os.environ.get("THUNDERSYNC_TASKS", Path(__file__).parents[3] / "shared" / "tasks"))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published tasks are not here (THUNDERSYNC_TASKS)")
+def test_published_tasks_of_all_formats_load_unchanged(keep: KeptFiles) -> None:
+    found = find_all(str(SHARED), keep=keep)
+    usable = Counter(each.format for each in found if each.task is not None)
+    assert usable == {"harbor": 9, "terminal_bench": 16, "swe_smith": 31, "swe_bench": 24}
+    assert {each.task_id: each.faults[0].rpartition(": ")[2] for each in found if each.task is None} == {
+        "cookbook-mcp-tools": "MCP servers",
+        "cookbook-multi-container": "compose services beside the agent's own",
+        "cookbook-multi-step": "multi-step tasks ([[steps]])",
+    }

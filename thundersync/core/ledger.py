@@ -135,8 +135,10 @@ class Ledger:
         cohort = self.cohort_of(rollout_id)
         if not cohort.complete:
             raise LedgerError(f"cohort {cohort.cohort_id} is not complete: {rollout_id} has no advantage yet")
-        voters = [m.rollout_id for g in cohort.groups if not g.dropped for m in g.members.values() if m.votes]
-        return dict(zip(voters, self.objective.advantages(cohort.rewards), strict=True))[rollout_id]
+        if cohort.advantages is None:
+            voters = [m.rollout_id for g in cohort.groups if not g.dropped for m in g.members.values() if m.votes]
+            cohort.advantages = dict(zip(voters, self.objective.advantages(cohort.rewards), strict=True))
+        return cohort.advantages[rollout_id]
 
     def begin(self, rollout_ids: Sequence[RolloutId], *, worker: int, in_part: bool) -> None:
         """A pass over these pieces was given to a worker."""

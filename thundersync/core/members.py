@@ -102,6 +102,8 @@ class Cohort:
         self.groups = list(groups)
         self.base: float | None = None
         """The first landed reward: the centre of the reward part."""
+        self.advantages: dict[RolloutId, float] | None = None
+        """Of the members that vote, once all rewards are known."""
         self.workers: set[int] = set()
         """Those that worked anything of it."""
         self.closed = False

@@ -129,7 +129,8 @@ class Objective(Struct, frozen=True, kw_only=True):
         if self.entropy_coef:
             scales[sums.entropy] = _scale(self.entropy_agg, tally)
         if self.step_std is not None:
-            scales[0] /= spread(tally.rewards, unbiased=self.step_std.std_unbiased) + self.step_std.eps
+            deviation = spread(tally.rewards, unbiased=self.step_std.std_unbiased) + self.step_std.eps
+            scales[0] = scales[0] / deviation if deviation else 0.0  # equal rewards: the sum is zero as well
         return scales
 
     def formula(self) -> str:

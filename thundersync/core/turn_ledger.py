@@ -140,9 +140,9 @@ class TurnLedger:
         """Every turn of the step has been sampled and scored."""
         return not self._open and all(b.whole for b in self._branches.values())
 
-    def kept_tokens(self, worker: int) -> int:
-        """Tokens whose graphs a worker may hold for later sweeps."""
-        return sum(b.longest for b in self._branches.values() if b.worker == worker and not b.done)
+    def begun(self, worker: int) -> int:
+        """Branches whose blocks a worker holds for later sweeps."""
+        return sum(b.worker == worker and not b.done for b in self._branches.values())
 
     def tokens(self) -> int:
         """Scored tokens of the step: the denominator of a token mean."""

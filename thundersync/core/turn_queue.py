@@ -12,12 +12,13 @@ from thundersync.core.types import GroupId
 
 
 def next_work(
-    ledger: TurnLedger, *, worker: int, streams: bool, max_tokens: int, lazy: bool = False
+    ledger: TurnLedger, *, worker: int, streams: bool, max_tokens: int, longest: int, lazy: bool = False
 ) -> TurnWork | None:
     """The best work for `worker` now, or None.
 
     `streams`: turns may be worked before their rollout has ended. `max_tokens` bounds a pass (rows x longest row), and
-    the tokens whose graphs wait for a sweep. `lazy`: wait until every turn of the step is scored.
+    the tokens whose graphs wait for a sweep: so many rollouts are begun as fit if each becomes `longest` tokens long.
+    `lazy`: wait until every turn of the step is scored.
     """
     if lazy and not ledger.all_whole:
         return None
@@ -33,9 +34,10 @@ def next_work(
             whole[branch.group_id].append(branch)
     if whole:
         return _rows(max(whole.values(), key=len), max_tokens)
-    fresh = [b for b in live if b.worker is None and b.in_order] if streams else []
-    room = max_tokens - ledger.kept_tokens(worker)
-    return next((_turns(b) for b in sorted(fresh, key=lambda b: -len(b.ready)) if b.longest <= room), None)
+    if not streams or (ledger.begun(worker) + 1) * longest > max_tokens:
+        return None
+    fresh = [b for b in live if b.worker is None and b.in_order]
+    return _turns(max(fresh, key=lambda b: len(b.ready))) if fresh else None
 
 
 def _turns(branch: Branch) -> TurnWork:

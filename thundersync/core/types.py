@@ -138,6 +138,7 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     """The engine's, of the turn's tokens."""
     prompt_tokens: int
+    """Of the rollout's opening prompt, with which the sequence begins; 0 if it does not."""
     policy_version: int
 
 

@@ -144,6 +144,8 @@ def _attend(
     """The attention function: query [B, heads, T, d]; key, value [B, kv_heads, T, d] -> [B, T, heads, d]."""
     if block is None:
         raise Unsplittable("the model was called outside a block")
+    if attention_mask is not None:
+        raise Unsplittable("the model hands in a mask of its own, which a cut would ignore")
     window = options.get("sliding_window")
     if options.get("softcap") or options.get("s_aux") is not None or dropout:
         raise Unsplittable("attention with soft caps, sinks or dropout cannot be cut into blocks")

@@ -224,6 +224,8 @@ class Stop(Request, frozen=True, kw_only=True, tag="stop"):
     """End the process."""
 
 
+Passes: TypeAlias = RunPass | RunHeld | RunTurns
+StepWork: TypeAlias = Passes | SettleHeld | CloseBranch | CloseCohort
 AnyRequest: TypeAlias = (
     Setup
     | OpenStep

@@ -56,9 +56,14 @@ class PartPool:
         self.lent += 1
         self._lent_here += not spilled
         free = self._away if spilled else self._here
-        if spilled and free and self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # a copy on its way to the host must not land in a new part
+        if spilled and free:
+            self.settle()
         return Part(free.pop().zero_() if free else self._new(spilled=spilled), spilled=spilled)
+
+    def settle(self) -> None:
+        """Wait for copies that are on their way to host memory: before the host touches a spilled part."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def give(self, part: Part) -> None:
         self.lent -= 1
@@ -110,6 +115,7 @@ class CohortParts:
 
     def take_over(self, held: CohortParts, reward: float) -> None:
         """Take the one part of `held`, a rollout that was worked before its reward was known: no third buffer."""
+        self._pool.settle()
         (gradient,) = held._values.values()
         if self._folded is None and reward not in self._values and len(self._values) < 2:
             self._values[reward] = gradient
@@ -130,6 +136,7 @@ class CohortParts:
         return [(part, scalars.advantage(value) if scalars else 0.0) for value, part in self._values.items()]
 
     def _fold(self) -> None:
+        self._pool.settle()
         (v1, plain), (v2, rewarded) = self._values.items()
         # plain = B1 + B2; reward part = (v1 - b) B1 + (v2 - b) B2 = (v2 - v1) B2 + (v1 - b) plain: no third buffer.
         add_flat(plain.home, rewarded.home, 1.0)
@@ -150,7 +157,8 @@ SLAB = 1 << 24
 def add_flat(total: Tensor, terms: Tensor, weight: float) -> None:
     """total [P] += weight x terms [P], in place, wherever each of them lives."""
     for into, term in zip(torch.split(total, SLAB), torch.split(terms, SLAB), strict=True):
-        into.add_(term.to(into.device, non_blocking=True), alpha=weight)
+        # Waits for the copy: what comes to the host must be there before it is read.
+        into.add_(term.to(into.device), alpha=weight)
 
 
 def add_scaled(total: Adjoint, terms: Sequence[Tensor], weight: float) -> Adjoint:

@@ -142,6 +142,15 @@ def _may_be_cut(model: Any, max_model_len: int) -> bool:
     if difference < SELF_CHECK_LIMIT[model.dtype]:
         return True
     model.config._attn_implementation = own_attention
+    with torch.no_grad():
+        labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], NO_LABEL)], dim=1)
+        whole = Block(model, ids, labels).forward(Head(model))[0]
+    if not float((whole - own).abs().max()) < SELF_CHECK_LIMIT[model.dtype]:
+        raise ConfigError(
+            f"the output head of {type(model).__name__} is more than a matrix, in a way that is not known here: its "
+            "log-probabilities would be wrong",
+            remedy="Use another model; and report this one.",
+        )
     return False
 
 

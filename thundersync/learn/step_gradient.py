@@ -56,8 +56,8 @@ class StepGradient:
         self._held: dict[str, CohortParts] = {}
         self._branches: dict[str, Branch] = {}
         self._finished = False
-        self._spoilt = False
-        """A backward gave values that are not finite: the step can only be discarded."""
+        self.spoilt = False
+        """A pass met a value that is not finite: the step can only be discarded."""
 
     def limit(self, resident_parts: int | None, block_tokens: int | None) -> None:
         """Keep parts and cut rows like this from now on; None: as it was set up. Between two steps."""
@@ -110,6 +110,7 @@ class StepGradient:
             block, rows, piece = blocks.pop(), laid[len(blocks)], line[len(blocks)]
             values, weighed = self._forward.run(block, rows, piece.rows)
             if bad := _not_finite(values, weighed, rows):
+                self.spoilt = True
                 return report, bad
             destinations = _destinations(request, weighed)
             for left, (destination, weights) in zip(reversed(range(len(destinations))), destinations, strict=True):
@@ -123,7 +124,7 @@ class StepGradient:
                 for index, earlier in enumerate(blocks):
                     adjoints[index] = add_scaled(adjoints[index], earlier.take_adjoint(), 1.0)
             report = _add_measures(report, weighed, rows)
-            if self._spoilt:
+            if self.spoilt:
                 return report, list(range(len(line[0].rows)))
         return report, []
 
@@ -165,12 +166,13 @@ class StepGradient:
         block = branch.grow(rows.tokens, rows.labels)
         values, weighed = self._forward.run(block, rows, [request.row])
         if _not_finite(values, weighed, rows):
+            self.spoilt = True
             return PassReport(busy_s=time.monotonic() - began, bad_rows=[0])
         branch.take(block, values, weighed.known[0], keep=request.schedule == "forward", into=self._into)
         group = self._prompts.groups[request.group_id]
         group.owe(0, group.take_adjoint())
         report = _add_measures(PassReport(busy_s=0.0), weighed, rows)
-        bad = [0] if self._spoilt else []
+        bad = [0] if self.spoilt else []
         return replace(report, busy_s=time.monotonic() - began, parts=self._pool.lent, bad_rows=bad)
 
     def close_branch(self, branch_id: str, group_id: str) -> None:
@@ -218,14 +220,16 @@ class StepGradient:
         self._prompts.open([])
         for step_sum in self._sums:
             step_sum.zero_()
-        self._finished = self._spoilt = False
+        self._finished = self.spoilt = False
 
     def _into_parts(self, request: RunPass, group: OpenGroup, work: Callable[[], None]) -> None:
         """Whatever `work` differentiates is added to the cohort's parts for the pass's reward."""
         targets = self._cohort_parts(request.cohort_id, request.base).targets(request.reward)
         with self._sink.into([(part.home, weight) for part, weight in targets]):
             work()
-        self._spoilt |= not all(self._sink.finite(part.home) for part, _ in targets)
+        if any(part.spilled for part, _ in targets):
+            self._pool.settle()
+        self.spoilt |= not all(self._sink.finite(part.home) for part, _ in targets)
         adjoint = group.take_adjoint()
         for part, weight in targets:
             part.add_adjoint(request.group_id, adjoint, weight)
@@ -237,7 +241,7 @@ class StepGradient:
         """Whatever `work` differentiates is added to one of the step's sums."""
         with self._sink.into([(self._sums[sum_index], 1.0)]):
             work()
-        self._spoilt |= not self._sink.finite(self._sums[sum_index])
+        self.spoilt |= not self._sink.finite(self._sums[sum_index])
 
 
 def _not_finite(values: Sequence[Tensor], weighed: Weighed, rows: Batch) -> list[int]:

@@ -7,12 +7,14 @@ work and in which order is decided by `core`; here it is only carried out and re
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from thundersync.core import ready_queue
+from thundersync.core.advantage import is_flat
 from thundersync.core.holds import Settlement, settlements
 from thundersync.core.ledger import Closing, Ledger
 from thundersync.core.types import Failed, FinalContent, GroupId, Rollout, RolloutId
@@ -130,6 +132,11 @@ class GradientStream:
             reward = rollout.outcome.reward
             if self._kl_in_reward:
                 reward -= self._kl_in_reward * await self._k1(rollout)
+            if not math.isfinite(reward):
+                self.bad.append(rollout.rollout_id)
+                self.ledger.failed(rollout.rollout_id)
+                await self._news.tell()
+                return
             self.ledger.scored(
                 rollout.rollout_id,
                 reward,
@@ -235,26 +242,32 @@ class GradientStream:
     async def _take_decisions(self) -> None:
         """Held gradients whose reward is known, and cohorts that became whole: queued for the workers they are in."""
         room = partial(ready_queue.may_open, self.ledger, max_parts=self._max_parts + 1)  # a hold's own part is freed
-        for settlement in settlements(self.ledger, room=room):
+        settled = settlements(self.ledger, room=room)
+        closed = self.ledger.closings()
+        # All are queued before anything is awaited: a feeder that looks meanwhile finds each where it belongs.
+        for settlement in settled:
             self._settlements[settlement.worker].append(settlement)
+        for closing in closed:
+            self._queue_closing(closing)
+        if settled or closed:
             await self._news.tell()
-        for closing in self.ledger.closings():
-            for rollout_id in closing.skipped:
-                self._emit(RolloutSkipped(at_s=time.time(), rollout_id=rollout_id))
-            for index in closing.workers:
-                self._closings[index].append(closing)
-            for group_id in closing.groups:
-                rewards = self.ledger.groups[group_id].rewards
-                self._emit(
-                    GroupClosed(
-                        at_s=time.time(),
-                        group_id=group_id,
-                        rewards=rewards,
-                        flat=len(set(rewards)) < 2,
-                        dropped=group_id in closing.dropped,
-                    )
+
+    def _queue_closing(self, closing: Closing) -> None:
+        for rollout_id in closing.skipped:
+            self._emit(RolloutSkipped(at_s=time.time(), rollout_id=rollout_id))
+        for index in closing.workers:
+            self._closings[index].append(closing)
+        for group_id in closing.groups:
+            rewards = self.ledger.groups[group_id].rewards
+            self._emit(
+                GroupClosed(
+                    at_s=time.time(),
+                    group_id=group_id,
+                    rewards=rewards,
+                    flat=is_flat(rewards),
+                    dropped=group_id in closing.dropped,
                 )
-            await self._news.tell()
+            )
 
     async def _settle(self, worker: WorkerLink, settlement: Settlement) -> None:
         request = m.SettleHeld(

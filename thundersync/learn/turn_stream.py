@@ -55,6 +55,7 @@ class TurnStream:
         schedule: Literal["deferred", "forward", "immediate"],
         lazy: bool,
         max_tokens: int,
+        longest: int,
         stall_timeout_s: float,
         emit: Callable[[AnyEvent], None],
     ) -> None:
@@ -67,7 +68,7 @@ class TurnStream:
         self._prefix = prefix
         self._schedule = schedule
         self._lazy = lazy
-        self._max_tokens = max_tokens
+        self._max_tokens, self._longest = max_tokens, longest
         self._stall_timeout_s = stall_timeout_s
         self._emit = emit
         self._news = News(stall_timeout_s)
@@ -111,8 +112,8 @@ class TurnStream:
 
     def scales(self) -> list[float]:
         """The factors of the step's sums, at commit."""
-        rollouts = len([r for r in self._rollouts.values() if r.turns])
-        return self._objective.scales(Tally(tokens=self.ledger.tokens(), rollouts=rollouts, rewards=[]))
+        attempts = {(key.rollout_id, key.attempt) for key in self.turns}
+        return self._objective.scales(Tally(tokens=self.ledger.tokens(), rollouts=len(attempts), rewards=[]))
 
     def heartbeat(self) -> None:
         """Something moved elsewhere (a tool): the step is not stalled."""
@@ -129,6 +130,7 @@ class TurnStream:
     def attempt_ended(self, rollout: Rollout) -> None:
         """An attempt failed and will be tried again: its scored turns count, it samples no more."""
         self.ledger.ended(rollout.rollout_id, rollout.attempt, final=False)
+        self._news.tell_soon()
 
     async def land(self, rollout: Rollout) -> None:
         """A rollout is finished, whatever became of it."""
@@ -173,6 +175,7 @@ class TurnStream:
                 worker=worker.index,
                 streams=self._schedule != "deferred",
                 max_tokens=self._max_tokens,
+                longest=self._longest,
                 lazy=self._lazy,
             )
             if work is not None:

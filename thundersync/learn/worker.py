@@ -50,6 +50,9 @@ class Worker:
         self._reference: Tensor | None = None
 
     def answer(self, request: m.AnyRequest) -> m.AnyReply:
+        if isinstance(request, m.StepWork) and self._gradient.spoilt:
+            # Nothing of a step that can only be discarded is worked any further.
+            return m.PassReport(busy_s=0.0) if isinstance(request, m.Passes) else m.Done()
         match request:
             case m.Setup():
                 return self._setup(request)

@@ -18,7 +18,18 @@ from sandboxes.base import Runtime, Sandbox, SandboxSpec
 from sandboxes.errors import SandboxError
 from sandboxes.shield import finish
 from thundersync.config import RolloutConfig
-from thundersync.core.types import Failed, FinalContent, GroupId, Message, Outcome, Rollout, RolloutId, Scored, StopReason, Task
+from thundersync.core.types import (
+    Failed,
+    FinalContent,
+    GroupId,
+    Message,
+    Outcome,
+    Rollout,
+    RolloutId,
+    Scored,
+    StopReason,
+    Task,
+)
 from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator, Sampling
 from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted, Warned
@@ -57,7 +68,10 @@ class ShellAgent:
         on_turn: OnTurn | None = None,
         on_content: OnContent | None = None,
     ) -> None:
-        """`on_content` is told of a rollout whose turns are over, before its checker runs. `grace_s`: how long beyond its own limit a sandbox may take to answer or close before it counts as broken."""
+        """`on_content` is told of a rollout whose turns are over, before its checker runs.
+
+        `grace_s`: how long beyond its own limit a sandbox may take to answer or close before it counts as broken.
+        """
         self._renderer = renderer
         self._runtime = runtime
         self._checker = checker

@@ -209,9 +209,15 @@ class Conversation:
             start=turn.start,
             end=turn.end,
             logprobs=generation.logprobs,
-            prompt_tokens=sequence.prompt_tokens,
+            prompt_tokens=self._opening_in(sequence.token_ids),
             policy_version=turn.policy_version,
         )
+
+    def _opening_in(self, token_ids: list[int]) -> int:
+        """Tokens of the rollout's opening prompt if the sequence begins with it, else 0 (a history was rewritten)."""
+        first = self._dialogue.sequences()[0]
+        opening = first.token_ids[: first.prompt_tokens]
+        return len(opening) if token_ids[: len(opening)] == opening else 0
 
     def _check(self, generation: Generation) -> None:
         bound_to = self._attempt.policy_version

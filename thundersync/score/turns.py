@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thundersync.core.types import SampledTurn, TaskId
+from thundersync.errors import TeacherFailed
 from thundersync.generate.base import TokenScores
 from thundersync.score.teacher import PrivilegedPrompt, TeacherPool
 
@@ -30,6 +31,12 @@ class TurnScorer:
         teacher = self._teachers.for_task(turn.task_id)
         if self._privileged_ids is None:
             return await teacher.score(turn.token_ids, start=turn.start, topk=self._topk)
+        if not turn.prompt_tokens:
+            raise TeacherFailed(
+                f"turn {turn.turn} of rollout {turn.rollout_id} was sampled after a rewritten history that does not "
+                "begin with the task's prompt, so the solution cannot be shown in its place",
+                remedy='Use a model whose chat template only appends, or algo.type = "opd" with a teacher of its own.',
+            )
         shown = PrivilegedPrompt(
             teacher, prompt_tokens=turn.prompt_tokens, privileged_ids=self._privileged_ids(turn.task_id)
         )

@@ -45,9 +45,9 @@ async def check_all(
     net: NetworkKind = _one_of("--network", network, get_args(NetworkKind))
     found = await asyncio.to_thread(find_all, path, variables=variables)
     report = ReportFile(json, again=again)
-    left = [each for each in found if each.key not in report.known]
     chosen = await sandboxes.choose(kind, docker_host=docker_host)
     try:
+        left = [each for each in found if not report.holds(each.key, runtime=chosen.name, stand_in=stand_in)]
         if stand_in and chosen.name != "docker":
             raise ConfigError("--stand-in names an image, and process sandboxes have none", remedy="--runtime docker")
         console.print(f"{len(left)} of {len(found)} tasks to check, in {chosen.name} sandboxes", highlight=False)
@@ -69,8 +69,9 @@ async def check_all(
         report.close()
         await chosen.close()
     reports = [report.known[each.key] for each in found]
-    console.print(table(reports), width=None if console.is_terminal else _FILE_WIDTH, crop=False)
-    console.print(summary(reports), markup=False, highlight=False)
+    wide = console if console.is_terminal else Console(file=console.file, width=_FILE_WIDTH, no_color=True)
+    wide.print(table(reports))
+    console.print(summary(reports), markup=False, highlight=False, soft_wrap=True)
     if stand_in:
         console.print(f"every base image was {stand_in}, not the one that the task names", markup=False)
     bad += [each.key for each in reports if each.state in BAD]

@@ -190,6 +190,7 @@ class Replayer:
             schedule=arm.schedule,
             lazy=arm.lazy,
             max_tokens=self._max_tokens(arm),
+            longest=min(self._config.model.max_model_len, self._max_tokens(arm)),
             stall_timeout_s=self._config.stall_timeout_s,
             emit=_unheard,
         )

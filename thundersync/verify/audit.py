@@ -87,8 +87,7 @@ def textbook_of(stream: GradientStream | TurnStream, config: Config) -> textbook
     """A worked step as one loss: from what was sampled, and what it was worth when it landed."""
     objective = objective_of(config)
     if isinstance(stream, TurnStream):
-        rollouts = sum(bool(rollout.turns) for rollout in stream.rollouts)
-        return textbook.of_turns(stream.turns.values(), objective, rollouts=rollouts)
+        return textbook.of_turns(stream.turns.values(), objective)
     members = [member for group in stream.ledger.groups.values() for member in group.members.values()]
     return textbook.of_rollouts(
         stream.rollouts,

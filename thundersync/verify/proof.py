@@ -116,8 +116,7 @@ class Prover:
         await self._replayer.forget()
         if recording.turns:
             if self._floor is None:
-                took_part = sum(bool(rollout.turns) for rollout in recording.rollouts)
-                await self.refer(textbook.of_turns(recording.turns.values(), self._objective, rollouts=took_part))
+                await self.refer(textbook.of_turns(recording.turns.values(), self._objective))
             await self._work_all(recording, list(turn_arms(recording, may_be_cut=self._shares_prompts)))
         else:
             await self._prove_rewards(recording)

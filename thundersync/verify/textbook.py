@@ -61,8 +61,8 @@ def of_rollouts(
     return _textbook(pieces, objective, tally)
 
 
-def of_turns(turns: Iterable[ScoredTurn], objective: SeparableObjective, *, rollouts: int) -> Textbook:
-    """Every turn that was scored counts, whatever became of its attempt; `rollouts` of the step have sampled any."""
+def of_turns(turns: Iterable[ScoredTurn], objective: SeparableObjective) -> Textbook:
+    """Every turn that was scored counts, whatever became of its attempt; so does every attempt that has one."""
     lines: dict[tuple[RolloutId, int, int], list[ScoredTurn]] = defaultdict(list)
     for turn in turns:
         lines[turn.sampled.rollout_id, turn.sampled.attempt, turn.sampled.sequence].append(turn)
@@ -71,7 +71,8 @@ def of_turns(turns: Iterable[ScoredTurn], objective: SeparableObjective, *, roll
         for key, line in lines.items()
     ]
     tokens = sum(turn.sampled.end - turn.sampled.start for line in lines.values() for turn in line)
-    return _textbook(pieces, objective, Tally(tokens=tokens, rollouts=rollouts, rewards=[]))
+    attempts = {(rollout_id, attempt) for rollout_id, attempt, _ in lines}
+    return _textbook(pieces, objective, Tally(tokens=tokens, rollouts=len(attempts), rewards=[]))
 
 
 def _textbook(pieces: Sequence[ReferencePiece], objective: SeparableObjective, tally: Tally) -> Textbook:

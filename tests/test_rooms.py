@@ -24,6 +24,8 @@ OWNERS = {
         "thundersync/doctor/",
         "thundersync/session.py",
         "thundersync/verify/report.py",
+        "thundersync/tasks/command.py",
+        "thundersync/tasks/report.py",
         "thundersync/__main__.py",
     ),
 }

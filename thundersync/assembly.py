@@ -19,7 +19,7 @@ import sandboxes
 from sandboxes import Runtime
 from thundersync import trainers
 from thundersync.checkpoints import Checkpoints, CheckpointState
-from thundersync.config import Config, RolloutConfig
+from thundersync.config import Config, EnvConfig, RolloutConfig
 from thundersync.core.types import FinalContent, Message, SampledTurn, Task
 from thundersync.evaluation import Evaluator
 from thundersync.generate.base import Generator
@@ -55,7 +55,7 @@ from thundersync.score.reward import RewardChecker
 from thundersync.score.teacher import SelfTeacher
 from thundersync.score.turns import TurnScorer, held_teacher
 from thundersync.step import StepDriver
-from thundersync.tasks.harbor import load_tasks
+from thundersync.tasks.load import load_env
 from thundersync.tasks.source import TaskSource
 from thundersync.teaching import longer_by, refuse_untold, teacher_paths, told_prompts
 from thundersync.verify.audit import Auditor
@@ -104,9 +104,9 @@ async def build(
 
     `failed` is for what has to be undone only if this does not succeed.
     """
-    tasks = await _tasks(config, config.env.path)
+    tasks = await _tasks(config, config.env)
     source = TaskSource(tasks, prompts_per_step=config.algo.prompts_per_step, seed=config.seed)
-    eval_tasks = await _tasks(config, config.eval.env.path) if config.eval is not None else []
+    eval_tasks = await _tasks(config, config.eval.env) if config.eval is not None else []
     refuse_overlap(tasks, eval_tasks)
     prompt = load_prompt(config.rollout.system_prompt)
     model_path = await asyncio.to_thread(resolve_model, config.model.name, say=say)
@@ -171,7 +171,7 @@ async def build(
     )
     for note in notes:
         emit(Warned(at_s=time.time(), text=note))
-    checker = RewardChecker()
+    checker = RewardChecker(runtime=runtime)
     seats: Sequence[Generator] = generators
     if told is not None:
         seats = [ShorterContext(each, context_tokens=config.model.max_model_len) for each in generators]
@@ -323,8 +323,8 @@ def _run_started(
     )
 
 
-async def _tasks(config: Config, path: str) -> list[Task]:
-    tasks = await asyncio.to_thread(load_tasks, path)
+async def _tasks(config: Config, env: EnvConfig) -> list[Task]:
+    tasks = await asyncio.to_thread(load_env, env, variables=os.environ)
     if config.sandbox.network == "off":
         return [msgspec.structs.replace(task, network=False) for task in tasks]
     return tasks

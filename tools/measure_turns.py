@@ -17,7 +17,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from thundersync.core.objective import Tally
 from thundersync.learn import messages as m
 from thundersync.learn.settings import OptimSettings
 from thundersync.learn.worker import Worker
@@ -67,8 +66,8 @@ def main() -> None:
         distance = float((gradients[name] - gradients["deferred"]).norm() / gradients["deferred"].norm())
         table.add_row(name, f"{total:.2f}", f"{total / base:.2f}", f"{left:.2f}", f"{distance:.1e}")
     table.caption = (
-        f"{options.rollouts} rollouts of one prompt ({options.prompt} tokens), {options.turns} turns of {options.reply} + "
-        f"{options.result} tokens, one thread, float32, {'LoRA' if options.lora else 'all weights'}"
+        f"{options.rollouts} rollouts of one prompt ({options.prompt} tokens), {options.turns} turns of "
+        f"{options.reply} + {options.result} tokens, one thread, float32, {'LoRA' if options.lora else 'all weights'}"
     )
     Console().print(table)
 
@@ -142,8 +141,8 @@ def _replay(
             worker.answer(m.CloseBranch(branch_id=str(index), group_id="g"))
     worker.answer(m.CloseCohort(cohort_id="g", groups=["g"], join=None))
     ended = time.perf_counter()
-    tally = Tally(tokens=sum(stop - start for _, spans in conversations for start, stop in spans), rollouts=1, rewards=[])
-    gradient = worker._gradient.finish([1.0 / tally.tokens]).clone()
+    tokens = sum(stop - start for _, spans in conversations for start, stop in spans)
+    gradient = worker._gradient.finish([1.0 / tokens]).clone()
     worker.answer(m.Discard())
     return gradient, ended - began, ended - last_scored
 

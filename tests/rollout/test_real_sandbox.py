@@ -8,12 +8,15 @@ import pytest
 
 from sandboxes import ProcessRuntime, RuntimeUnavailable
 from tests.fakes import ByteTokenizer, FakeGenerator, Feed, a_task, turns
+from tests.tasks.repairs import a_row
 from thundersync.config import RolloutConfig
 from thundersync.core.types import Checker, Failed, Image, Rollout, Scored, Task
 from thundersync.rollout.agent import ShellAgent
 from thundersync.rollout.dialogue import Renderer
 from thundersync.rollout.runner import GroupPlan, RolloutRunner
 from thundersync.score.reward import RewardChecker
+from thundersync.tasks.kept import KeptFiles
+from thundersync.tasks.swe import smith_task
 
 CHECK = """
 mkdir -p /logs/verifier
@@ -55,7 +58,7 @@ async def roll(runtime: ProcessRuntime, task: Task, *replies: str, **config: Any
     agent = ShellAgent(
         renderer=Renderer(ByteTokenizer()),
         runtime=runtime,
-        checker=RewardChecker(),
+        checker=RewardChecker(runtime=runtime),
         config=RolloutConfig(**config),
         prompt=[],
         emit=Feed(),
@@ -156,7 +159,7 @@ async def test_a_step_of_groups_runs_side_by_side(runtime: ProcessRuntime, task:
     agent = ShellAgent(
         renderer=Renderer(ByteTokenizer()),
         runtime=runtime,
-        checker=RewardChecker(),
+        checker=RewardChecker(runtime=runtime),
         config=RolloutConfig(),
         prompt=[],
         emit=Feed(),
@@ -169,3 +172,14 @@ async def test_a_step_of_groups_runs_side_by_side(runtime: ProcessRuntime, task:
     assert (
         sorted((rollout.rollout_id[-1], reward(rollout)) for rollout in finished) == [("0", 0.0)] * 3 + [("1", 1.0)] * 3
     )
+
+
+async def test_a_repair_begins_with_its_bug_and_is_judged_in_another_sandbox(
+    runtime: ProcessRuntime, tmp_path: Path
+) -> None:
+    found = smith_task(a_row(tmp_path), suite="s", keep=KeptFiles(tmp_path / "kept"), near=tmp_path)
+    assert found.task is not None
+    solved = await roll(runtime, found.task, bash("cat calc.py", "sed -i 's/a - b/a + b/' calc.py"), bash("submit"))
+    assert "a - b" in solved.turns[0].output
+    assert reward(solved) == 1.0
+    assert reward(await roll(runtime, found.task, bash("submit"))) == 0.0

@@ -192,6 +192,8 @@ class ShellAgent:
         start_limit_s = task.build_timeout_s + self._grace_s
         sandbox = await in_time(self._runtime.start(spec), start_limit_s, "start")
         try:
+            # Repairs start from a state that is made in the sandbox: the bug in, the repository's past out.
+            await in_time(self._checker.prepare(sandbox, task), start_limit_s, "be prepared")
             yield sandbox
         finally:
             try:

@@ -20,6 +20,7 @@ from sandboxes import Runtime
 from thundersync import trainers
 from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, EnvConfig, RolloutConfig
+from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.core.types import FinalContent, Message, SampledTurn, Task
 from thundersync.evaluation import Evaluator
 from thundersync.generate.base import Generator
@@ -248,6 +249,12 @@ async def build(
         scorer=scorer,
         auditor=auditor,
     )
+    if scorer is None and config.stream.mode == "stream" and driver.max_parts < PARTS_PER_COHORT:
+        text = (
+            "stream.partials_gib holds no parts of an open group: backwards wait until a group's rewards are complete "
+            "(exact, but with less overlap)"
+        )
+        emit(Warned(at_s=time.time(), text=text))
     if not ready.shares_prompts:
         emit(Warned(at_s=time.time(), text="this model cannot be cut into blocks: prompts are not shared"))
     evaluator = None

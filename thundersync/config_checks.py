@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from thundersync.config import DISTILLING, AlgoType, Config, TeacherConfig
+from thundersync.config import DISTILLING, AlgoConfig, AlgoType, Config, TeacherConfig
 from thundersync.config_names import shown
 from thundersync.errors import ConfigError
 
@@ -68,6 +68,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _stream(config)
     yield from _sizes(config)
     yield from _gpus(config)
+    yield from _inert(config)
 
 
 def _objective(config: Config) -> Iterator[str]:
@@ -238,3 +239,21 @@ def _gpus(config: Config) -> Iterator[str]:
     for teacher in config.teacher:
         if both := sorted(set(teacher.gpus) & set(trainer)):
             yield f"GPUs {both} are in teacher.gpus and in trainer.gpus: give each to one of them"
+
+
+def _inert(config: Config) -> Iterator[str]:
+    """Keys that were set and that nothing would read: told, instead of silently ignored."""
+    algo, default = config.algo, AlgoConfig()
+    read_if: dict[str, tuple[bool, str]] = {
+        "mismatch_low": (algo.mismatch in ("icepop", "seq_mask"), 'algo.mismatch = "icepop" or "seq_mask"'),
+        "mismatch_high": (algo.mismatch != "none", 'an algo.mismatch other than "none"'),
+        "max_attempts": (algo.on_failure == "retry", 'algo.on_failure = "retry"'),
+    }
+    for key, (read, when) in read_if.items():
+        if not read and getattr(algo, key) != getattr(default, key):
+            yield f"algo.{key} = {shown(getattr(algo, key))} is read only with {when}: leave it out"
+    if algo.mismatch == "tis" and algo.mismatch_high < 1.0:
+        yield f"algo.mismatch_high = {algo.mismatch_high:g} would cut nearly every token: a cap is 1 or more"
+    for index, teacher in enumerate(config.teacher):
+        if teacher.mix != TeacherConfig().mix and teacher.kl != "mixed":
+            yield f'teacher[{index}].mix = {teacher.mix:g} is read only with kl = "mixed": leave it out'

@@ -22,13 +22,18 @@ class TurnKey(Struct, frozen=True, order=True):
     sequence: int
     turn: int
 
+    @property
+    def branch(self) -> str:
+        """The name of its token sequence in this step."""
+        return f"{self.rollout_id}/{self.attempt}/{self.sequence}"
+
 
 class Branch:
     """One token sequence of one attempt."""
 
     def __init__(self, group_id: GroupId, key: TurnKey) -> None:
         self.group_id = group_id
-        self.branch_id = f"{key.rollout_id}/{key.attempt}/{key.sequence}"
+        self.branch_id, self.rollout_id, self.attempt = key.branch, key.rollout_id, key.attempt
         self.unscored: set[TurnKey] = set()
         self.ready: list[TurnKey] = []
         self.tokens: dict[TurnKey, tuple[int, int]] = {}
@@ -98,7 +103,7 @@ class TurnLedger:
     def ended(self, rollout_id: RolloutId, attempt: int, *, final: bool) -> None:
         """The attempt samples no more; `final`: nor does its rollout."""
         for branch in self._branches.values():
-            if branch.branch_id.startswith(f"{rollout_id}/{attempt}/"):
+            if (branch.rollout_id, branch.attempt) == (rollout_id, attempt):
                 branch.ended = True
         if final and self._open.pop(rollout_id, None) is None:
             raise LedgerError(f"rollout {rollout_id} ended twice, or does not belong to this step")
@@ -114,6 +119,9 @@ class TurnLedger:
         for branch in map(self._branches.__getitem__, work.branches):
             branch.busy = False
             branch.done = work.how in ("rows", "sweep")
+
+    def rollouts_of(self, work: TurnWork) -> set[RolloutId]:
+        return {self._branches[name].rollout_id for name in work.branches}
 
     def closings(self) -> list[tuple[GroupId, list[int]]]:
         """Groups that became whole since the last call, with the workers that hold their prompts."""
@@ -162,7 +170,7 @@ class TurnLedger:
         return ", ".join(waiting[:8]) + more if waiting else "nothing"
 
     def _branch(self, key: TurnKey) -> Branch:
-        name = f"{key.rollout_id}/{key.attempt}/{key.sequence}"
+        name = key.branch
         if name not in self._branches:
             if key.rollout_id not in self._open:
                 raise LedgerError(f"rollout {key.rollout_id} has ended, or does not belong to this step")

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from thundersync.errors import ThundersyncError
@@ -114,6 +115,11 @@ class Block:
             outputs, cotangents = zip(*pairs, strict=True)
             torch.autograd.backward(outputs, cotangents, retain_graph=keep_graph)
 
+    def pull(self, adjoint: Sequence[Tensor]) -> None:
+        """Run again, and take what children owe the keys and values into the parameters and the ancestors."""
+        self.forward()
+        self.backward([], [], adjoint)
+
     def leaves(self) -> list[Tensor]:
         """The published keys and values, in K, V order per layer."""
         return [proxy for pair in self.proxies.values() for proxy in pair]
@@ -154,21 +160,32 @@ def _attend(
     layer: int = module.layer_idx  # type: ignore[assignment]
     if block.recording:
         block.fresh[layer] = (key, value)
-    rows = query.shape[0]
     past = [a.proxies[layer] for a in block.ancestors]
-    keys = torch.cat([*(_rows(k, rows, key) for k, _ in past), key], dim=2) if past else key
-    values = torch.cat([*(_rows(v, rows, value) for _, v in past), value], dim=2) if past else value
-    repeat = query.shape[1] // keys.shape[1]
-    if repeat > 1:
-        keys, values = keys.repeat_interleave(repeat, 1), values.repeat_interleave(repeat, 1)
-    if past:
-        # is_causal aligns upper-left when keys outnumber queries: silently wrong here.
-        out = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=causal_lower_right(query.shape[2], keys.shape[2]), scale=scaling
-        )
+    pieces = [*(k for k, _ in past), key, *(v for _, v in past), value]
+    if past and torch.is_grad_enabled():
+        # Kept for the backward are references to the pieces, not a widened copy of every prefix for every layer.
+        out = checkpoint(_attention, query, scaling, *pieces, use_reentrant=False, preserve_rng_state=False)
     else:
-        out = F.scaled_dot_product_attention(query, keys, values, is_causal=query.shape[2] > 1, scale=scaling)
+        out = _attention(query, scaling, *pieces)
     return out.transpose(1, 2), None
+
+
+def _attention(query: Tensor, scaling: float | None, *pieces: Tensor) -> Tensor:
+    """`pieces` are the ancestors' keys and the block's own, then the values alike -> [B, heads, T, d]."""
+    keys, values = (_joined(half, query) for half in (pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]))
+    if keys.shape[2] == query.shape[2]:
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=query.shape[2] > 1, scale=scaling)
+    # is_causal aligns upper-left when keys outnumber queries: silently wrong here.
+    mask = causal_lower_right(query.shape[2], keys.shape[2])
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+
+
+def _joined(pieces: Sequence[Tensor], query: Tensor) -> Tensor:
+    """Pieces of a sequence as one tensor [B, heads, T, d] with a row for each of the query's."""
+    *past, own = pieces
+    whole = torch.cat([*(_rows(piece, query.shape[0], own) for piece in past), own], dim=2) if past else own
+    repeat = query.shape[1] // whole.shape[1]
+    return whole.repeat_interleave(repeat, 1) if repeat > 1 else whole
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -61,9 +61,4 @@ class Branch:
         while self._blocks:
             block = self._blocks.pop()
             adjoint = block.take_adjoint()
-            into(TURN_SUM, lambda b=block, a=adjoint: _pull(b, a))  # type: ignore[misc]
-
-
-def _pull(block: Block, adjoint: list[Tensor]) -> None:
-    block.forward()
-    block.backward([], [], adjoint)
+            into(TURN_SUM, lambda b=block, a=adjoint: b.pull(a))  # type: ignore[misc]

@@ -79,7 +79,7 @@ class SharedPrompts:
                 continue
             self._owe(index, adjoint[:split])
             for block in own:
-                into(index, lambda b=block, a=adjoint[split:]: _pull(b, a))  # type: ignore[misc]
+                into(index, lambda b=block, a=adjoint[split:]: b.pull(a))  # type: ignore[misc]
             if own and self._prefix is not None:
                 self._owe(index, self._prefix.take_adjoint())
 
@@ -90,7 +90,7 @@ class SharedPrompts:
             adjoint = add_scaled(adjoint, self._owed.get(index, []), weight)
         prefix = self._prefix
         if prefix is not None and adjoint:
-            into(0, lambda: _pull(prefix, adjoint))
+            into(0, lambda: prefix.pull(adjoint))
 
     def _owe(self, sum_index: int, adjoint: Adjoint) -> None:
         self._owed[sum_index] = add_scaled(self._owed.get(sum_index, []), adjoint, 1.0)
@@ -98,8 +98,3 @@ class SharedPrompts:
     def _unlabelled(self, tokens: Sequence[int], parent: Block | None) -> Block:
         ids = torch.tensor([list(tokens)], device=self._device)
         return Block(self._policy, ids, torch.full_like(ids, NO_LABEL), parent)
-
-
-def _pull(block: Block, adjoint: Adjoint) -> None:
-    block.forward()
-    block.backward([], [], adjoint)

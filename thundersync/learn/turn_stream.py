@@ -187,7 +187,7 @@ class TurnStream:
 
     async def _work(self, worker: WorkerLink, work: TurnWork) -> None:
         self.ledger.begin(work, worker.index)
-        rollout_ids = sorted({name.split("/")[0] for name in work.branches})
+        rollout_ids = sorted(self.ledger.rollouts_of(work))
         now_s = time.monotonic()
         self.sums.queue_wait_s += sum(now_s - self._landed_s[key] for key in work.turns)
         self.sums.pieces += len(work.turns)
@@ -229,7 +229,7 @@ class TurnStream:
                 row=self._row(work.turns),
                 schedule="immediate" if self._schedule == "immediate" else "forward",
             )
-        rows = [self._row([key for key in work.turns if _branch(key) == branch]) for branch in work.branches]
+        rows = [self._row([key for key in work.turns if key.branch == branch]) for branch in work.branches]
         return m.RunPass(group_id=work.group_id, cohort_id=work.group_id, prompt=prompt, rows=rows, direct=True)
 
     def _row(self, keys: Sequence[TurnKey]) -> m.Row:
@@ -280,7 +280,3 @@ def turn_row(turns: Sequence[ScoredTurn], objective: SeparableObjective) -> m.Ro
 
 def _key(turn: SampledTurn) -> TurnKey:
     return TurnKey(turn.rollout_id, turn.attempt, turn.sequence, turn.turn)
-
-
-def _branch(key: TurnKey) -> str:
-    return f"{key.rollout_id}/{key.attempt}/{key.sequence}"

@@ -19,7 +19,7 @@ quickstart: setup
 
 test:
 	$(PYTHON) tools/setup.py --tests
-	$(PY) -m pytest -n 2 --dist loadgroup
+	$(PY) -m pytest
 
 lint: setup
 	$(PY) -m ruff check .

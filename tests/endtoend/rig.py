@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,8 +78,8 @@ class Run:
 
     def __init__(self, folder: Path, config_file: Path, *arguments: str) -> None:
         self.folder = folder
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir(exist_ok=True)
+        self.temporary = Path(tempfile.mkdtemp(prefix="ts-"))
+        atexit.register(shutil.rmtree, self.temporary, ignore_errors=True)
         self.log = folder / f"stdout-{time.monotonic_ns()}.txt"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -127,7 +127,8 @@ class WorkerLink:
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(WorkerLost, TimeoutError, zmq.ZMQError):
-                if not self._turn.locked():  # a busy worker is not waited for: nothing it does is kept
+                # One that has not said hello yet cannot be told; a busy one is not waited for: nothing it does is kept.
+                if self._peer and not self._turn.locked():
                     async with asyncio.timeout(END_LIMIT_S / 2):
                         await self.call(m.Stop(), m.Done, limit_s=END_LIMIT_S / 2)
                         await process.wait()

@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import secrets
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -237,8 +238,10 @@ class _Pipes:
             async with asyncio.timeout(5.0):
                 await process.wait()
         except TimeoutError:
+            # The group, not the launcher alone: killed in the middle of its start, it leaves a half-made child behind
+            # that waits for it for ever, not yet bound to die with it.
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             try:
                 async with asyncio.timeout(5.0):
                     await process.wait()

@@ -189,7 +189,7 @@ def checked_path(path: str) -> str:
     """`path` if it is absolute, without `..` and NUL. Raises: FileRefused."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise FileRefused(
-            f"not a path inside a sandbox: {path!r}", remedy="Give an absolute path without `..`, such as /work/a.txt."
+            f"not a path inside a sandbox: {path!r}", remedy="Give an absolute path without `..`, such as /tmp/a.txt."
         )
     return "/" + posixpath.normpath(path).lstrip("/")
 

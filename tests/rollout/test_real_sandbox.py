@@ -20,7 +20,7 @@ from thundersync.tasks.swe import smith_task
 
 CHECK = """
 mkdir -p /logs/verifier
-if [ "$(cat /work/greeting.txt 2>/dev/null)" = "hello" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+if [ "$(cat greeting.txt 2>/dev/null)" = "hello" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 exit 7
 """
 
@@ -118,10 +118,10 @@ async def test_a_command_past_its_limit_is_stopped_and_the_sandbox_lives_on(
 
 async def test_forged_rewards_tests_and_watchers_change_nothing(runtime: ProcessRuntime, task: Task) -> None:
     forge = bash(
-        "mkdir -p /logs/verifier /tests /work/mine",
+        "mkdir -p /logs/verifier /tests mine",
         "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
         "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
-        "rm -rf /logs/verifier && ln -s /work/mine /logs/verifier; echo 1 > /work/mine/reward.txt",
+        "rm -rf /logs/verifier && ln -s $PWD/mine /logs/verifier; echo 1 > mine/reward.txt",
         "setsid nohup bash -c 'while :; do echo 1 > /logs/verifier/reward.json; done' >/dev/null 2>&1 &",
         "submit",
     )

@@ -141,9 +141,7 @@ async def test_a_full_disk_of_the_daemon_is_told_and_ends_when_there_is_room(own
     runtime = DockerRuntime(own_daemon.host)
     spec = SandboxSpec(image=BASE_IMAGE)
     glutton = await runtime.start(spec)
-    filled = await glutton.run(
-        Command(script="head -c 10G /dev/zero > /work/fill; echo x > /work/more", timeout_s=60.0)
-    )
+    filled = await glutton.run(Command(script="head -c 10G /dev/zero > fill; echo x > more", timeout_s=60.0))
     assert b"No space left" in filled.stderr
     with pytest.raises(DiskFull):
         await glutton.write("/work/file", b"x" * 100_000)

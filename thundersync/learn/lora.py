@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
-from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -95,6 +93,8 @@ def save_adapter(policy: Any, path: Path) -> None:
 
     What peft cannot load is an adapter on the dense layers of a mixture-of-experts model: it means experts by them.
     """
+    from peft import LoraConfig
+
     layers = _layers(policy)
     first = next(iter(layers.values()))
     config = LoraConfig(
@@ -155,6 +155,10 @@ def adapter_base(path: Path) -> str:
 
 
 def _inject(policy: Any, modules: list[str], rank: int, alpha: float) -> None:
+    # Imported here: it costs seconds, which a worker that trains every weight need not spend.
+    from peft import LoraConfig
+    from peft.tuners.lora import Linear
+
     # Not by peft's own injection: in mixture-of-experts models that takes the names of dense layers for experts'.
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none")
     with torch.random.fork_rng(devices=[]):  # peft draws from the global generator; what it draws is not used
@@ -171,7 +175,7 @@ def _inject(policy: Any, modules: list[str], rank: int, alpha: float) -> None:
 
 def _layers(policy: Any) -> dict[str, Any]:
     """The layers that carry an adapter, by the name they have in the base model."""
-    return {name: module for name, module in policy.named_modules() if isinstance(module, LoraLayer)}
+    return {name: module for name, module in policy.named_modules() if hasattr(module, "lora_A")}
 
 
 def _linear_layers(policy: Any) -> dict[str, nn.Linear]:

@@ -140,12 +140,25 @@ def test_lazy_waits_for_the_last_reward_of_the_step() -> None:
     ledger = a_ledger(groups=2)
     for i in range(4):
         score(ledger, f"g0-{i}", float(i == 0))
-    assert ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, known_only=True) is None
+    assert ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="lazy") is None
     for i in range(4):
         score(ledger, f"g1-{i}", 0.0)
-    chosen = ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, known_only=True)
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="lazy")
     assert chosen is not None
     assert chosen.group_id == "g0"
+
+
+def test_group_mode_waits_for_the_last_reward_of_a_group_and_works_it_with_final_advantages() -> None:
+    ledger = a_ledger(groups=2)
+    for i in range(3):
+        score(ledger, f"g0-{i}", float(i == 0))
+    score(ledger, "g1-0", 1.0)
+    assert ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="group") is None
+    score(ledger, "g0-3", 0.0)
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="group")
+    assert chosen is not None
+    assert chosen.group_id == "g0"
+    assert chosen.advantages is not None
 
 
 def test_a_group_that_shrank_too_far_is_dropped_and_counts_nowhere() -> None:

@@ -89,12 +89,26 @@ def test_lazy_waits_for_the_last_score_of_the_step() -> None:
     sample(ledger, first)
     ledger.scored(first)
     ledger.ended("a", 1, final=True)
-    assert next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, lazy=True) is None
+    assert next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, mode="lazy") is None
     sample(ledger, second)
     ledger.ended("b", 1, final=True)
-    assert next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, lazy=True) is None
+    assert next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, mode="lazy") is None
     ledger.scored(second)
-    work = next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, lazy=True)
+    work = next_work(ledger, worker=0, streams=True, max_tokens=99, longest=30, mode="lazy")
+    assert work == TurnWork(group_id="g", branches=["a/1/0", "b/1/0"], turns=[first, second], how="rows")
+
+
+def test_group_mode_waits_for_the_last_score_of_a_group() -> None:
+    ledger = TurnLedger({"g": ["a", "b"], "h": ["c"]})
+    first, second, other = TurnKey("a", 1, 0, 0), TurnKey("b", 1, 0, 0), TurnKey("c", 1, 0, 0)
+    for key in (first, second, other):
+        sample(ledger, key)
+    ledger.scored(first)
+    ledger.ended("a", 1, final=True)
+    ledger.ended("b", 1, final=True)
+    assert next_work(ledger, worker=0, streams=False, max_tokens=99, longest=30, mode="group") is None
+    ledger.scored(second)
+    work = next_work(ledger, worker=0, streams=False, max_tokens=99, longest=30, mode="group")
     assert work == TurnWork(group_id="g", branches=["a/1/0", "b/1/0"], turns=[first, second], how="rows")
 
 

@@ -19,7 +19,17 @@ from thundersync.core.advantage import AdvantageRule, advantages
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import LossAggregation, Objective, SeparableObjective
 from thundersync.core.turn_ledger import TurnLedger
-from thundersync.core.types import Failed, FinalContent, Outcome, Rollout, SampledTurn, Scored, TokenSequence, Turn
+from thundersync.core.types import (
+    Failed,
+    FinalContent,
+    Outcome,
+    Rollout,
+    SampledTurn,
+    Scored,
+    StreamMode,
+    TokenSequence,
+    Turn,
+)
 from thundersync.learn import messages as m
 from thundersync.learn.blocks import use_block_attention
 from thundersync.learn.flat import FlatParameters
@@ -166,7 +176,7 @@ async def replay(
     step: RecordedStep,
     *,
     order: Sequence[int] | None = None,
-    lazy: bool = False,
+    mode: StreamMode = "stream",
     objective: SeparableObjective = OBJECTIVE,
     skip_flat: bool = False,
     kl_in_reward: float = 0.0,
@@ -192,7 +202,7 @@ async def replay(
         prompts=step.prompts,
         prefix=shared_prefix(list(step.prompts.values())),
         shares_prompts=workers[0]._gradient._prompts.shares,
-        lazy=lazy,
+        mode=mode,
         max_tokens=max_tokens,
         max_parts=max_parts,
         stall_timeout_s=30,
@@ -252,7 +262,7 @@ async def replay_turns_told(
     score: Scorer,
     schedule: Literal["deferred", "forward", "immediate"] = "forward",
     order: Sequence[int] | None = None,
-    lazy: bool = False,
+    mode: StreamMode = "stream",
     max_tokens: int = 10_000,
     longest: int = 100,
     eager: bool = True,
@@ -273,7 +283,7 @@ async def replay_turns_told(
         prompts=prompts,
         prefix=shared_prefix(list(prompts.values())),
         schedule=schedule,
-        lazy=lazy,
+        mode=mode,
         max_tokens=max_tokens,
         longest=longest,
         stall_timeout_s=30,

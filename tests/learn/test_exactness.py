@@ -16,7 +16,7 @@ from tests.learn.test_objectives import KINDS
 from tests.tiny import tiny_model
 from thundersync.core.advantage import AdvantageRule
 from thundersync.core.objective import Objective
-from thundersync.core.types import Scored
+from thundersync.core.types import Scored, StreamMode
 from thundersync.learn import messages as m
 from thundersync.learn.worker import Worker
 
@@ -56,7 +56,8 @@ async def test_streamed_gradient_equals_the_one_piece_gradient(
 
 
 @pytest.mark.parametrize("options", [
-    {"lazy": True},
+    {"mode": "lazy"},
+    {"mode": "group"},
     {"max_tokens": 1},
     {"max_parts": 0},
     {"max_parts": 2},
@@ -210,12 +211,13 @@ async def test_a_reversed_order_gives_the_same_gradient_up_to_rounding(worker: W
 async def test_stream_and_lazy_end_a_recorded_step_with_equal_weights(model: Path, tmp_path: Path, seed: int) -> None:
     """Two steps in common, then the third by either mode: relative L2 of the update at most 1e-5 in float32."""
     updates = []
-    for lazy in (False, True):
+    modes: tuple[StreamMode, ...] = ("stream", "lazy")
+    for mode in modes:
         worker = Worker()
-        worker.answer(rp.setup(model, tmp_path / f"weights-{lazy}"))
+        worker.answer(rp.setup(model, tmp_path / f"weights-{mode}"))
         for common in (seed + 100, seed + 200):
-            await commit(worker, rp.record(common, rewards=(0.0, 0.5, 1.0), size=8), lazy=True)
-        updates.append(await commit(worker, rp.record(seed, rewards=(0.0, 0.5, 1.0), size=8), lazy=lazy))
+            await commit(worker, rp.record(common, rewards=(0.0, 0.5, 1.0), size=8), mode="lazy")
+        updates.append(await commit(worker, rp.record(seed, rewards=(0.0, 0.5, 1.0), size=8), mode=mode))
     assert rp.relative_l2(updates[0], updates[1]) < 1e-5
 
 
@@ -226,17 +228,18 @@ async def test_on_adams_very_first_step_the_modes_agree_as_far_as_its_sign_like_
     """With empty moments the update is g / (|g| + eps), nearly a sign: gradients that are zero up to rounding
     decide it, so equal gradients (tested above) give updates that differ by up to 2e-4 in relative L2."""
     updates = []
-    for lazy in (False, True):
+    modes: tuple[StreamMode, ...] = ("stream", "lazy")
+    for mode in modes:
         worker = Worker()
-        worker.answer(rp.setup(model, tmp_path / f"weights-{lazy}"))
-        updates.append(await commit(worker, rp.record(seed, rewards=(0.0, 0.5, 1.0), size=8), lazy=lazy))
+        worker.answer(rp.setup(model, tmp_path / f"weights-{mode}"))
+        updates.append(await commit(worker, rp.record(seed, rewards=(0.0, 0.5, 1.0), size=8), mode=mode))
     assert rp.relative_l2(updates[0], updates[1]) < 2e-4
 
 
-async def commit(worker: Worker, step: rp.RecordedStep, *, lazy: bool) -> torch.Tensor:
+async def commit(worker: Worker, step: rp.RecordedStep, *, mode: StreamMode) -> torch.Tensor:
     """Work one recorded step to its commit; gives the change of the weights [P]."""
     before = worker._flat.buffer.clone()
-    ledger, _ = await rp.replay(worker, step, lazy=lazy)
+    ledger, _ = await rp.replay(worker, step, mode=mode)
     committed = worker.answer(m.Commit(scales=ledger.objective.scales(ledger.tally())))
     assert isinstance(committed, m.Committed)
     assert committed.finite
@@ -265,7 +268,7 @@ async def test_a_piece_whose_advantage_is_known_to_be_zero_is_never_worked(worke
         for r in step.rollouts
     ]
     step = msgspec.structs.replace(step, rollouts=rollouts)
-    _, link = await rp.replay(worker, step, lazy=True)
+    _, link = await rp.replay(worker, step, mode="lazy")
     assert sum(len(r.rows) for r in link.requests if isinstance(r, m.RunPass)) == 2
     worker._gradient.discard()
 

@@ -74,6 +74,9 @@ class SeparableObjective(Protocol):
     def scales(self, tally: Tally) -> list[float]:
         """At commit: one factor per sum; the minimised loss is minus the scaled total."""
 
+    def formula(self) -> str:
+        """The advantage as a person would write it."""
+
 
 class Objective(Struct, frozen=True, kw_only=True):
     """GRPO, Dr. GRPO, DAPO, RLOO, REINFORCE++ and on-policy distillation: the same sums under other scalars."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 from thundersync.core.advantage import is_flat
 from thundersync.core.ledger import Ledger
 from thundersync.core.members import Cohort, Group, Member, MemberState
-from thundersync.core.types import GroupId, RolloutId
+from thundersync.core.types import GroupId, RolloutId, StreamMode
 
 PARTS_PER_COHORT = 2
 """A cohort may come to need both, whatever landed first; they are reserved together, so that it never gets stuck."""
@@ -35,15 +35,16 @@ class Pass(Struct, frozen=True, kw_only=True):
 
 
 def next_pass(
-    ledger: Ledger, *, max_tokens: int, max_parts: int, worker: int = 0, known_only: bool = False
+    ledger: Ledger, *, max_tokens: int, max_parts: int, worker: int = 0, mode: StreamMode = "stream"
 ) -> Pass | None:
     """The best pass for `worker` now, or None.
 
-    `max_tokens` bounds rows x longest row (padding included; one piece always fits). `max_parts`: how many parts the
+    `max_tokens` bounds rows x longest row (one piece always fits). `max_parts`: how many parts the
     worker's memory holds; without one, a piece waits as tokens until its cohort is complete (exact, only less
-    overlap). `known_only`: the lazy arm, which waits for every reward of the step.
+    overlap). `mode`: a piece may also have to wait for its whole cohort (`group`), or for every reward of the step
+    (`lazy`); its advantage is final then.
     """
-    if known_only and not all(cohort.complete for cohort in ledger.cohorts):
+    if mode == "lazy" and not all(cohort.complete for cohort in ledger.cohorts):
         return None
     waiting = [(cohort, group) for cohort in ledger.cohorts for group in cohort.groups if group.ready]
     direct = [(cohort, group) for cohort, group in waiting if cohort.complete]
@@ -51,6 +52,8 @@ def next_pass(
         cohort, group = min(direct, key=lambda each: len(each[1].ready))
         members = _fill(group.ready, max_tokens)
         return _pass(cohort, group, members, [ledger.advantage(m.rollout_id) for m in members])
+    if mode != "stream":
+        return None
     room = may_open(ledger, worker, max_parts)
     opened = [
         (cohort, group)

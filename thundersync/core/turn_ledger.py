@@ -148,6 +148,12 @@ class TurnLedger:
         """Every turn of the step has been sampled and scored."""
         return not self._open and all(b.whole for b in self._branches.values())
 
+    @property
+    def unfinished_groups(self) -> set[GroupId]:
+        """Groups of which a turn is still to be sampled or scored."""
+        running = {self._group_of[rollout_id] for rollout_id in self._open}
+        return running | {b.group_id for b in self._branches.values() if not b.whole}
+
     def begun(self, worker: int) -> int:
         """Branches whose blocks a worker holds for later sweeps."""
         return sum(b.worker == worker and not b.done for b in self._branches.values())

@@ -8,21 +8,24 @@ kept graphs fit. All orders and mixtures give the same sum.
 from collections import defaultdict
 
 from thundersync.core.turn_ledger import Branch, TurnLedger, TurnWork
-from thundersync.core.types import GroupId
+from thundersync.core.types import GroupId, StreamMode
 
 
 def next_work(
-    ledger: TurnLedger, *, worker: int, streams: bool, max_tokens: int, longest: int, lazy: bool = False
+    ledger: TurnLedger, *, worker: int, streams: bool, max_tokens: int, longest: int, mode: StreamMode = "stream"
 ) -> TurnWork | None:
     """The best work for `worker` now, or None.
 
     `streams`: turns may be worked before their rollout has ended. `max_tokens` bounds a pass (rows x longest row), and
     the tokens whose graphs wait for a sweep: so many rollouts are begun as fit if each becomes `longest` tokens long.
-    `lazy`: wait until every turn of the step is scored.
+    `mode`: a turn may also have to wait until every turn of its group is scored (`group`), or of the step (`lazy`).
     """
-    if lazy and not ledger.all_whole:
+    if mode == "lazy" and not ledger.all_whole:
         return None
     live = ledger.live
+    if mode == "group":
+        unfinished = ledger.unfinished_groups
+        live = [branch for branch in live if branch.group_id not in unfinished]
     own = [b for b in live if b.worker == worker]
     if swept := next((b for b in own if b.whole and not b.ready), None):
         return TurnWork(group_id=swept.group_id, branches=[swept.branch_id], turns=[], how="sweep")

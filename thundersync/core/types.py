@@ -10,6 +10,8 @@ from msgspec import Struct
 TaskId: TypeAlias = str
 GroupId: TypeAlias = str
 RolloutId: TypeAlias = str
+StreamMode: TypeAlias = Literal["stream", "group", "lazy"]
+"""What a piece waits for before it may be worked: its own reward or score, its whole group, or the whole step."""
 
 
 def group_id(step: int, index: int) -> GroupId:
@@ -41,8 +43,11 @@ Shaping: TypeAlias = Literal["task", "binary", "pass_ratio", "pass_ratio_with_bo
 class Checker(Struct, frozen=True, kw_only=True):
     """How a task is judged: `tests` is copied to /tests after the agent has ended, then `command` runs there."""
 
-    tests: str
-    """Absolute folder on the host; never visible to the agent. Of a repair: the folder with its `repair.json`."""
+    tests: str = ""
+    """Absolute folder on the host; never visible to the agent. Of a repair: the folder with its `repair.json`. Empty
+    where a reward function judges."""
+    shared: str = ""
+    """Absolute folder that is copied to /tests before them: what several stages have in common."""
     script: str = ""
     """Absolute path of a file that is copied beside them."""
     command: str = "bash /tests/test.sh"
@@ -54,14 +59,40 @@ class Checker(Struct, frozen=True, kw_only=True):
     """Of single tests under the pass ratios, by test name; empty: all weigh the same."""
 
 
+class HealthCheck(Struct, frozen=True, kw_only=True):
+    """A command that succeeds once all is as it has to be. Polled as Docker does it."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    start_interval_s: float = 5.0
+    retries: int = 3
+
+
+class Stage(Struct, frozen=True, kw_only=True):
+    """A part of a task that is worked on and judged before the next part is told."""
+
+    name: str
+    instruction: str
+    checker: Checker
+    solution: str = ""
+    agent_timeout_s: float | None = None
+    files: str = ""
+    """Absolute folder whose content is put into the workdir before the agent acts; a `setup.sh` in it is run."""
+    healthcheck: HealthCheck | None = None
+    min_reward: float | dict[str, float] | None = None
+    """Less ends the task here; by name, where the checker gives several rewards."""
+
+
 class Task(Struct, frozen=True, kw_only=True):
     """A problem: instruction, world and checker, whatever file format it came in."""
 
     task_id: TaskId
-    suite: str
+    suite: str = ""
     instruction: str
-    image: Image
-    checker: Checker
+    image: Image = Image()
+    checker: Checker = Checker()
     workdir: str = "/work"
     env: dict[str, str] = {}
     solution: str = ""
@@ -71,6 +102,15 @@ class Task(Struct, frozen=True, kw_only=True):
     cpus: float = 1.0
     memory_mib: int = 2048
     network: bool = False
+    stages: list[Stage] = []
+    """Of a task that has some: all of them, in order. Instruction, checker and solution above are the first one's."""
+    stage_rewards: Literal["mean", "final"] = "mean"
+    """What such a task is worth: the mean over the stages that were judged, or the last one of them."""
+
+    @property
+    def checker_timeout_s(self) -> float:
+        """Of all its checkers together."""
+        return sum(stage.checker.timeout_s for stage in self.stages) or self.checker.timeout_s
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -86,8 +126,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "context", "abort"]
 StopReason: TypeAlias = Literal["submitted", "no_action", "max_turns", "reply_limit", "context", "time"]
 """Why a rollout ended, when its world did not fail."""
 
-FailureKind: TypeAlias = Literal["sandbox", "checker", "no_reward", "engine", "agent", "stale", "nonfinite"]
-"""What broke when a rollout's world failed. A failed rollout never votes."""
+FailureKind: TypeAlias = Literal["sandbox", "checker", "no_reward", "engine", "agent", "function", "stale", "nonfinite"]
+"""What broke when a rollout's world failed. A failed rollout never votes. `agent`: the task cannot be posed to this
+model; `function`: an agent function of the program that embeds the engine raised."""
 
 
 class TokenSequence(Struct, frozen=True, kw_only=True):
@@ -156,12 +197,33 @@ class FinalContent(Struct, frozen=True, kw_only=True):
         return sum(sum(sequence.sampled) for sequence in self.sequences)
 
 
+class UnscoredRollout(Struct, frozen=True, kw_only=True):
+    """A rollout that has ended and is not judged yet: what a reward function sees."""
+
+    rollout_id: RolloutId
+    group_id: GroupId
+    task_id: TaskId
+    attempt: int
+    policy_version: int
+    messages: list[Message]
+    sequences: list[TokenSequence]
+    turns: list[Turn]
+    stop: StopReason
+
+    @property
+    def reply(self) -> str:
+        """The last thing the policy said; empty if it said nothing."""
+        return next((each.content for each in reversed(self.messages) if each.role == "assistant"), "")
+
+
 class Scored(Struct, frozen=True, kw_only=True, tag="scored"):
     """The checker gave a finite reward; a truncated rollout (`stop` other than submitted) is scored like any other."""
 
     reward: float
     rewards: dict[str, float] = {}
-    stop: StopReason
+    stop: StopReason = "submitted"
+    change: str = ""
+    """Of a repair: what the agent changed, as a patch; bytes that are not UTF-8 are replaced."""
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag="failed"):

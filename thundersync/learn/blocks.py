@@ -48,11 +48,23 @@ class Block:
     `tokens` and `labels` are [B, T]; NO_LABEL marks positions that predict nothing. Rows are right-padded: causal
     attention keeps padding out of every real position, and padding has no labels. A parent has B rows or one row,
     which all rows of the child then share.
+
+    With `lengths`, rows lie end to end instead, in one row [1, sum of lengths] without padding: everything but
+    attention takes them as they lie, and attention takes them one by one. Such a block has no children.
     """
 
-    def __init__(self, model: PreTrainedModel, tokens: Tensor, labels: Tensor, parent: Block | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokens: Tensor,
+        labels: Tensor,
+        parent: Block | None = None,
+        *,
+        lengths: Sequence[int] = (),
+    ) -> None:
         self._model = model
         self.tokens, self.labels = tokens, labels
+        self.lengths = list(lengths)
         self.ancestors: list[Block] = [] if parent is None else [*parent.ancestors, parent]
         self.start = sum(ancestor.tokens.shape[1] for ancestor in self.ancestors)
         self.fresh: KeyValues = {}
@@ -62,8 +74,9 @@ class Block:
     def forward(self, head: Head | None = None) -> list[Tensor]:
         """What `head` makes of the labelled positions, values [N] each in row-major order, with a graph if gradients
         are on; nothing without a head."""
-        length = self.tokens.shape[1]
-        positions = torch.arange(self.start, self.start + length, device=self.tokens.device)[None]
+        lengths = self.lengths or [self.tokens.shape[1]]
+        device = self.tokens.device
+        positions = torch.cat([torch.arange(self.start, self.start + n, device=device) for n in lengths])[None]
         self.fresh = {}
         self.recording = True
         # A model that cannot be cut keeps its own attention, and its blocks have no ancestors and no children.
@@ -155,19 +168,31 @@ def _attend(
     window = options.get("sliding_window")
     if options.get("softcap") or options.get("s_aux") is not None or dropout:
         raise Unsplittable("attention with soft caps, sinks or dropout cannot be cut into blocks")
-    if window and window < block.start + block.tokens.shape[1]:
+    if window and window < block.start + max(block.lengths or [block.tokens.shape[1]]):
         raise Unsplittable(f"a sliding window of {window} tokens is shorter than the sequence")
     layer: int = module.layer_idx  # type: ignore[assignment]
     if block.recording:
         block.fresh[layer] = (key, value)
     past = [a.proxies[layer] for a in block.ancestors]
+    rows = zip(*(_cut(tensor, block.lengths) for tensor in (query, key, value)), strict=True)
+    out = torch.cat([_after(past, *row, scaling) for row in rows], dim=2)
+    return out.transpose(1, 2), None
+
+
+def _cut(tensor: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
+    """Rows that lie end to end [1, heads, T, d], one by one; any other layout as it is."""
+    return torch.split(tensor, list(lengths), dim=2) if lengths else (tensor,)
+
+
+def _after(
+    past: Sequence[tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+) -> Tensor:
+    """Attention to the ancestors' keys and values and to the block's own -> [B, heads, T, d]."""
     pieces = [*(k for k, _ in past), key, *(v for _, v in past), value]
     if past and torch.is_grad_enabled():
         # Kept for the backward are references to the pieces, not a widened copy of every prefix for every layer.
-        out = checkpoint(_attention, query, scaling, *pieces, use_reentrant=False, preserve_rng_state=False)
-    else:
-        out = _attention(query, scaling, *pieces)
-    return out.transpose(1, 2), None
+        return checkpoint(_attention, query, scaling, *pieces, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    return _attention(query, scaling, *pieces)
 
 
 def _attention(query: Tensor, scaling: float | None, *pieces: Tensor) -> Tensor:

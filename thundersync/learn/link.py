@@ -34,6 +34,9 @@ END_LIMIT_S = 10.0
 class WorkerLink:
     """One worker process. `call` may be used by several tasks; requests are answered in the order they were sent."""
 
+    program: tuple[str, ...] = ("-m", "thundersync.learn.worker")
+    """What Python runs in it."""
+
     def __init__(self, index: int, *, log_path: Path, environment: Mapping[str, str]) -> None:
         self.index = index
         self._log_path = log_path
@@ -65,8 +68,7 @@ class WorkerLink:
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "thundersync.learn.worker",
+                *self.program,
                 f"--endpoint={endpoint}",
                 f"--parent={os.getpid()}",
                 f"--folder={self.folder}",

@@ -98,11 +98,13 @@ class StepGradient:
 
         Gives the report with their measures, and the rows that were not finite, which end it.
         """
-        laid = [batch(piece.rows, piece.start, self._flat.device) for piece in line]
+        packed = self._prompts.shares  # a model that cannot be cut has attention of its own
+        laid = [batch(piece.rows, piece.start, self._flat.device, packed=packed) for piece in line]
         blocks: list[Block] = []
         for rows in laid:
             before = [*root, *blocks]
-            blocks.append(Block(self._policy, rows.tokens, rows.labels, before[-1] if before else None))
+            parent = before[-1] if before else None
+            blocks.append(Block(self._policy, rows.tokens, rows.labels, parent, lengths=rows.lengths))
             if len(blocks) < len(line):
                 blocks[-1].open()
         owed: dict[int | None, list[Adjoint]] = {}

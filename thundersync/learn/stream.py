@@ -17,7 +17,7 @@ from thundersync.core import ready_queue
 from thundersync.core.advantage import is_flat
 from thundersync.core.holds import Settlement, settlements
 from thundersync.core.ledger import Closing, Ledger
-from thundersync.core.types import Failed, FinalContent, GroupId, Rollout, RolloutId
+from thundersync.core.types import Failed, FinalContent, GroupId, Rollout, RolloutId, StreamMode
 from thundersync.errors import StaleRollout
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -39,7 +39,7 @@ class GradientStream:
         prompts: Mapping[GroupId, list[int]],
         prefix: list[int],
         shares_prompts: bool,
-        lazy: bool,
+        mode: StreamMode = "stream",
         max_tokens: int,
         max_parts: int,
         stall_timeout_s: float,
@@ -54,7 +54,7 @@ class GradientStream:
         self._prompts = prompts
         self._prefix = prefix
         self._shares_prompts = shares_prompts
-        self._lazy = lazy
+        self._mode = mode
         self._max_tokens = max_tokens
         self._max_parts = max_parts
         self._stall_timeout_s = stall_timeout_s
@@ -163,7 +163,7 @@ class GradientStream:
                 max_tokens=self._max_tokens,
                 max_parts=self._max_parts,
                 worker=worker.index,
-                known_only=self._lazy,
+                mode=self._mode,
             )
             if settled:
                 await self._settle(worker, settled.popleft())

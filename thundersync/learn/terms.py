@@ -22,10 +22,12 @@ Weighted = list[Tensor | None]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a pass as tensors [B, T], right-padded, after `skip` tokens that their shared blocks cover."""
+    """Rows of a pass as tensors [B, T], right-padded, after `skip` tokens that their shared blocks cover; or end to end
+    [1, N], where `lengths` says where each ends."""
 
     tokens: Tensor
     labels: Tensor
+    lengths: list[int]
     row: Tensor
     """[N]: which row each labelled position belongs to."""
     engine: Tensor
@@ -66,10 +68,11 @@ class Weighed:
     divergence: float = 0.0
 
 
-def batch(rows: Sequence[Row], skip: int, device: torch.device) -> Batch:
+def batch(rows: Sequence[Row], skip: int, device: torch.device, *, packed: bool = False) -> Batch:
     """Lay `rows` out; their first `skip` tokens lie in blocks before them. A row's last token predicts nothing, so it
-    is left out (and begins the next block, where one follows)."""
-    longest = max(len(row.token_ids) for row in rows) - skip - 1
+    is left out (and begins the next block, where one follows). `packed`: end to end, without padding."""
+    lengths = [len(row.token_ids) - skip - 1 for row in rows]
+    longest = max(lengths)
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
     labels = torch.full((len(rows), longest), NO_LABEL)
     engine, teacher_logprobs = torch.zeros(len(rows), longest), torch.zeros(len(rows), longest)
@@ -94,9 +97,15 @@ def batch(rows: Sequence[Row], skip: int, device: torch.device) -> Batch:
             torch.tensor([logprobs for _, logprobs in told], device=device),
         )
     policy, kl, entropy, teacher = per_row.to(device).unbind(-1)
+    if packed and len(rows) > 1:
+        real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+        tokens, labels = tokens[real][None], labels[real][None]
+    else:
+        lengths = []
     return Batch(
         tokens=tokens.to(device),
         labels=labels.to(device),
+        lengths=lengths,
         row=of.to(device),
         engine=engine[at].to(device),
         policy=policy,

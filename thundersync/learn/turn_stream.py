@@ -16,7 +16,7 @@ from msgspec import Struct
 from thundersync.core.objective import SeparableObjective, Tally
 from thundersync.core.turn_ledger import TurnKey, TurnLedger, TurnWork
 from thundersync.core.turn_queue import next_work
-from thundersync.core.types import GroupId, Rollout, RolloutId, SampledTurn, Scored
+from thundersync.core.types import GroupId, Rollout, RolloutId, SampledTurn, Scored, StreamMode
 from thundersync.errors import StaleRollout
 from thundersync.generate.base import TokenScores
 from thundersync.learn import messages as m
@@ -53,7 +53,7 @@ class TurnStream:
         prompts: Mapping[GroupId, list[int]],
         prefix: list[int],
         schedule: Literal["deferred", "forward", "immediate"],
-        lazy: bool,
+        mode: StreamMode = "stream",
         max_tokens: int,
         longest: int,
         stall_timeout_s: float,
@@ -67,7 +67,7 @@ class TurnStream:
         self._prompts = prompts
         self._prefix = prefix
         self._schedule = schedule
-        self._lazy = lazy
+        self._mode = mode
         self._max_tokens, self._longest = max_tokens, longest
         self._stall_timeout_s = stall_timeout_s
         self._emit = emit
@@ -176,7 +176,7 @@ class TurnStream:
                 streams=self._schedule != "deferred",
                 max_tokens=self._max_tokens,
                 longest=self._longest,
-                lazy=self._lazy,
+                mode=self._mode,
             )
             if work is not None:
                 await self._work(worker, work)

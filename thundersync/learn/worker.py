@@ -82,6 +82,8 @@ class Worker:
             case m.Compare(scales=scales):
                 return self._against_reference(self._gradient.finish(scales))
             case m.Limits(resident_parts=resident_parts, block_tokens=block_tokens):
+                if torch.cuda.is_available():
+                    torch.cuda.reset_peak_memory_stats()  # what comes now is measured by itself
                 return _timed(lambda: self._gradient.limit(resident_parts, block_tokens))
             case m.MeasureKl(rows=rows):
                 return m.Scores(logprobs=self._gradient.forward.measure_kl(rows))

@@ -47,7 +47,9 @@ def fake_eval(version, reward, now, dice):
             at_s=now(), rollout_id=name, group_id=name[:-3], reward=float(dice.random() < reward), stop="submitted",
             turns=2, sampled_tokens=60, score_s=0.02,
         )  # fmt: skip
-    yield e.EvalFinished(at_s=now(), policy_version=version, reward_mean=reward, scored=6, failed=0, seconds=4.2)
+    yield e.EvalFinished(
+        at_s=now(), policy_version=version, reward_mean=reward, scored=6, failed=0, seconds=4.2, pass_at_1=reward
+    )
 
 
 def fake_step(step, groups, size, skill, now, dice):

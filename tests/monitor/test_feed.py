@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from tests.monitor.fake_run import fake_run
+from tests.monitor.viewer import Viewer, view_of
 from thundersync.errors import ConfigError
 from thundersync.monitor import events as e
 from thundersync.monitor.client import FeedLost, NothingToWatch, SchemaMismatch, events
 from thundersync.monitor.feed import LIVE, SNAPSHOT, Feed, FeedFailed, FeedInfo, Snapshot
-from thundersync.monitor.state import RunView
 from thundersync.rundir import RunFolder
 
 STREAM = list(fake_run(steps=2, groups=2, size=4))
@@ -27,32 +27,6 @@ HALF = len(STREAM) // 2
 async def run(tmp_path: Path) -> AsyncIterator[RunFolder]:
     async with RunFolder.create(tmp_path, "run", "", False) as folder:
         yield folder
-
-
-def view_of(told: list[e.AnyEvent]) -> RunView:
-    view = RunView()
-    for event in told:
-        view.apply(event)
-    return view
-
-
-class Viewer:
-    """A client that runs beside the test and can be awaited up to its latest event."""
-
-    def __init__(self, target: str) -> None:
-        self.told: list[e.AnyEvent] = []
-        self._target, self._news = target, asyncio.Condition()
-        self.task = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        async for event in events(self._target):
-            async with self._news:
-                self.told.append(event)
-                self._news.notify_all()
-
-    async def heard(self, event: e.AnyEvent) -> None:
-        async with self._news:
-            await asyncio.wait_for(self._news.wait_for(lambda: self.told[-1:] == [event]), 60)
 
 
 def written(run: RunFolder) -> list[e.AnyEvent | None]:
@@ -122,7 +96,7 @@ async def test_a_viewer_that_stopped_reading_changes_nothing_for_the_run_and_the
             stopped.subscribe(LIVE)
             assert await asyncio.to_thread(stopped.poll, 30_000)  # a sign of life: it is attached
             other = Viewer(feed.endpoint)
-            for number in range(12_000):
+            for number in range(20_000):
                 feed.emit(e.Warned(at_s=float(number), text=text))
                 if number % 500 == 0:
                     await asyncio.sleep(0)
@@ -130,12 +104,13 @@ async def test_a_viewer_that_stopped_reading_changes_nothing_for_the_run_and_the
             feed.emit(last)
             await other.heard(last)
         await asyncio.wait_for(other.task, 60)
-        assert len(run.events.read_bytes().splitlines()) == 12_001
+        assert len(run.events.read_bytes().splitlines()) == 20_001
         received = 0
         while stopped.poll(0):
             stopped.recv_multipart()
             received += 1
-        assert received < 12_001
+        # What was held for it was bounded: a queue of 10,000 here, a short one there, and what the kernel holds.
+        assert received < 15_000
 
 
 async def test_a_viewer_that_missed_some_is_told_what_matters_of_them() -> None:
@@ -274,7 +249,7 @@ async def test_a_loopback_port_can_be_bound(run: RunFolder, address: str) -> Non
 @pytest.mark.parametrize(
     ("address", "remedy"),
     [
-        ("tcp://0.0.0.0:5599", "ssh -L"),
+        ("tcp://0.0.0.0:5599", "thundersync keys"),
         ("tcp://*:5599", "ssh -L"),
         ("tcp://127.evil.example:5599", "ssh -L"),
         ("tcp://192.168.1.7:5599", "ssh -L"),

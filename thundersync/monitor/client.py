@@ -6,36 +6,22 @@ The other end of `monitor.feed`. It repairs gaps by asking for a new snapshot an
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from thundersync.errors import ThundersyncError
+from thundersync.monitor.ear import ADDRESS_REMEDY, Ear, FeedLost, NothingToWatch
 from thundersync.monitor.events import SCHEMA, AnyEvent, RunFinished, RunStarted, from_line, unpack
 from thundersync.monitor.feed import LIVE, SNAPSHOT, FeedInfo, Snapshot
+from thundersync.monitor.keys import ViewerKeys
 from thundersync.rundir import is_running
 
-_ADDRESS_REMEDY = (
-    "Give a run's folder (runs/NAME), or its address as in its feed.json (tcp://127.0.0.1:PORT, ipc:///PATH)."
-)
+__all__ = ["FeedLost", "NothingToWatch", "SchemaMismatch", "events", "live_feed"]
 
-
-class NothingToWatch(ThundersyncError):
-    """The target is neither a run folder nor an address."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"no run at {target!r}",
-            remedy=_ADDRESS_REMEDY,
-        )
-
-
-class FeedLost(ThundersyncError):
-    """Nobody answers, or no longer."""
+PATIENCE_S = 0.5
+"""After so much silence a viewer hears what is waited for."""
 
 
 class SchemaMismatch(ThundersyncError):
@@ -48,22 +34,31 @@ class SchemaMismatch(ThundersyncError):
         )
 
 
-async def events(target: str, *, silence_s: float = 30.0) -> AsyncGenerator[AnyEvent, None]:
+async def events(
+    target: str,
+    *,
+    silence_s: float = 30.0,
+    keys: ViewerKeys | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> AsyncGenerator[AnyEvent, None]:
     """Every event still worth knowing, then each new one, until the run ends. `target` is a run folder or an address.
 
     A live run sends what is kept of its past first (superseded events are left out); a run that is over is read from
-    `events.jsonl`, all of it. Close the iterator (`contextlib.aclosing`) when leaving early.
+    `events.jsonl`, all of it. Close the iterator (`contextlib.aclosing`) when leaving early. `keys` are for addresses;
+    `say` is told what is waited for, and gets an empty text when there is news again.
 
-    Raises: NothingToWatch; FeedLost after `silence_s` seconds without a sign of life; SchemaMismatch.
+    Raises: NothingToWatch; FeedLost after `silence_s` seconds without a sign of life; KeysRefused; SchemaMismatch.
     """
     folder = None if "://" in target else Path(target)
-    info = None if folder is None else await _live(folder)
+    info = None if folder is None else await live_feed(folder)
     if info is not None and info.schema != SCHEMA:
         raise SchemaMismatch(info.schema)
     seen = 0
     if folder is None or info is not None:
         endpoint = target if info is None else info.endpoint
-        attached = _attached(endpoint, lambda: folder is None or is_running(folder), silence_s)
+        attached = _attached(
+            endpoint, None if folder else keys, lambda: folder is None or is_running(folder), silence_s, say
+        )
         async with contextlib.aclosing(attached) as stream:
             async for number, event in stream:
                 seen = max(0, number)
@@ -81,7 +76,7 @@ async def events(target: str, *, silence_s: float = 30.0) -> AsyncGenerator[AnyE
             yield event
 
 
-async def _live(folder: Path) -> FeedInfo | None:
+async def live_feed(folder: Path) -> FeedInfo | None:
     """Where the run is heard; None if it is over. One that has just begun gets a moment to say so."""
     for _ in range(50):
         if not is_running(folder):
@@ -110,19 +105,22 @@ async def _read(file: Path, *, offset: int, skip: int) -> AsyncGenerator[AnyEven
 
 
 async def _attached(
-    endpoint: str, alive: Callable[[], bool], silence_s: float
+    endpoint: str,
+    keys: ViewerKeys | None,
+    alive: Callable[[], bool],
+    silence_s: float,
+    say: Callable[[str], None],
 ) -> AsyncGenerator[tuple[int, AnyEvent], None]:
     """Numbered events until the run says that it ends, or `alive` says that it is dead."""
-    with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, 10_000)
-        _connect(socket, endpoint)
-        socket.subscribe(LIVE)
-        topic = _ask(socket)
-        seen, current, silent_s = -(1 << 62), False, 0.0
+    async with Ear(endpoint, keys) as ear:
+        ear.subscribe(LIVE)
+        topic = _ask(ear)
+        origin, seen, current, silent_s = "", _NOTHING, False, 0.0
         while True:
-            if not await socket.poll(1000):
-                silent_s += 1
+            if not await ear.heard(PATIENCE_S):
+                silent_s += PATIENCE_S
+                if not ear.attached:
+                    say(f"waiting: nobody answers yet at {endpoint}")
                 if not alive():
                     return
                 if silent_s >= silence_s:
@@ -132,56 +130,44 @@ async def _attached(
                     )
                 continue
             silent_s = 0.0
-            await asyncio.sleep(0)  # others share this loop, also while events pour
-            for kind, number, payload in _arrived(socket):
+            say("")
+            for frames in ear.messages():
+                if len(frames) != 4:
+                    raise FeedLost("what answers there is no feed of thundersync", remedy=ADDRESS_REMEDY)
+                kind, number, payload = frames[1], int.from_bytes(frames[2], "big"), frames[3]
                 if kind == b"snapshot":
-                    for past, event in _snapshot(payload):
+                    snapshot = _snapshot(payload)
+                    if snapshot.origin != origin:  # another process: the run was started again at this address
+                        origin, seen = snapshot.origin, _NOTHING
+                    for past, packed in snapshot.events:
+                        event = unpack(packed)
                         if past > seen and event is not None:
                             yield past, event
                     seen, current = max(seen, number), True
-                    socket.unsubscribe(topic)
+                    ear.unsubscribe(topic)
                 elif current and kind == b"event" and number == seen + 1:
                     seen = number
                     event = unpack(payload)
                     if event is not None:
                         yield number, event
-                elif current and kind != b"end" and number > seen:
-                    # We read too slowly and some were dropped. What matters of them is kept over there.
-                    current, topic = False, _ask(socket)
+                elif current and kind != b"end" and (number > seen or (kind == b"alive" and number < seen)):
+                    # We read too slowly and some were dropped, or a new run counts anew. It is kept over there.
+                    current, topic = False, _ask(ear)
                 if kind == b"end":
                     return
 
 
-def _arrived(socket: Any) -> Iterator[tuple[bytes, int, bytes]]:
-    """The messages that are here, at most a thousand; through the plain socket, ten times faster than by awaiting."""
-    plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
-    for _ in range(1000):
-        try:
-            frames = plain.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        if len(frames) != 4:
-            raise FeedLost("what answers there is no feed of thundersync", remedy=_ADDRESS_REMEDY)
-        yield frames[1], int.from_bytes(frames[2], "big"), frames[3]
+_NOTHING = -(1 << 62)
 
 
-def _connect(socket: Any, endpoint: str) -> None:
-    try:
-        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        socket.connect(endpoint)
-    except zmq.ZMQError as error:
-        raise NothingToWatch(endpoint) from error
-
-
-def _ask(socket: Any) -> bytes:
+def _ask(ear: Ear) -> bytes:
     topic = SNAPSHOT + uuid.uuid4().hex.encode()
-    socket.subscribe(topic)
+    ear.subscribe(topic)
     return topic
 
 
-def _snapshot(payload: bytes) -> Iterator[tuple[int, AnyEvent | None]]:
+def _snapshot(payload: bytes) -> Snapshot:
     snapshot = msgspec.msgpack.decode(payload, type=Snapshot)
     if snapshot.schema != SCHEMA:
         raise SchemaMismatch(snapshot.schema)
-    for number, packed in snapshot.events:
-        yield number, unpack(packed)
+    return snapshot

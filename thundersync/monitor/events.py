@@ -30,13 +30,20 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     """`docker` or `process`."""
     algo: str
     mode: str
-    """`stream` or `lazy`."""
+    """`stream`, `group` or `lazy`."""
     max_steps: int
     start_step: int
     """0, or the commits already made when resumed."""
     prompts_per_step: int
     group_size: int
     seed: int
+    engine_devices: int = 0
+    """GPUs or cores that generate; 0: a version of thundersync that did not tell."""
+    trainer_devices: int = 0
+    """GPUs or cores that learn."""
+    trainer_workers: int = 0
+    """Each works one pass at a time, on one of the GPUs or on its share of the cores."""
+    on_gpus: bool = False
 
 
 class StepOpened(Event, frozen=True, kw_only=True, tag="step_opened"):
@@ -45,6 +52,8 @@ class StepOpened(Event, frozen=True, kw_only=True, tag="step_opened"):
     group_ids: list[str]
     task_ids: list[str]
     group_size: int
+    mode: str = ""
+    """As `RunStarted.mode`, of this step: a bench has steps of several."""
 
 
 class RolloutStarted(Event, frozen=True, kw_only=True, tag="rollout_started"):
@@ -52,6 +61,13 @@ class RolloutStarted(Event, frozen=True, kw_only=True, tag="rollout_started"):
     group_id: str
     task_id: str
     attempt: int = 1
+
+
+class RolloutSeated(Event, frozen=True, kw_only=True, tag="rollout_seated"):
+    """An attempt was given an engine replica, which generates all its turns."""
+
+    rollout_id: str
+    engine: int
 
 
 class TurnStarted(Event, frozen=True, kw_only=True, tag="turn_started"):
@@ -71,6 +87,13 @@ class TurnGenerated(Event, frozen=True, kw_only=True, tag="turn_generated"):
     finish_reason: str
 
 
+class HistoryForked(Event, frozen=True, kw_only=True, tag="history_forked"):
+    """What the model is shown next does not extend what it said before: the rollout goes on in a further sequence."""
+
+    rollout_id: str
+    reason: str
+
+
 class ToolStarted(Event, frozen=True, kw_only=True, tag="tool_started"):
     rollout_id: str
     turn: int
@@ -80,7 +103,8 @@ class ToolStarted(Event, frozen=True, kw_only=True, tag="tool_started"):
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool_finished"):
     rollout_id: str
     turn: int
-    exit_code: int
+    exit_code: int | None
+    """None: what ran has none, as keys that were pressed."""
     tool_s: float
 
 
@@ -198,6 +222,35 @@ class EvalFinished(Event, frozen=True, kw_only=True, tag="eval_finished"):
     scored: int
     failed: int
     seconds: float
+    pass_at_1: float = math.nan
+    """Mean over tasks of the share of scored rollouts with a reward of 1 or more."""
+
+
+class EngineGauge(Struct, frozen=True, kw_only=True):
+    """One engine; rates and shares over the last few seconds."""
+
+    running: int
+    """Requests in flight."""
+    busy: float
+    tokens_per_s: float
+    """Sampled."""
+    prompt_tokens_per_s: float
+    cached_share: float
+    """Of the prompt tokens: those found in the prefix cache. 0 while no prompt came."""
+    kv_asked: float
+    """Prompt tokens of the requests in flight as a share of what the KV cache holds; a prefix that several share counts
+    for each, so that it may exceed 1. 0 where the engine does not say what its cache holds."""
+
+
+class SandboxGauge(Struct, frozen=True, kw_only=True):
+    """Sandboxes that wait for the next step, and how long the latest calls took."""
+
+    ready: int
+    starting: int
+    start_p95_s: float
+    command_p95_s: float
+    """Of a command, beyond its own time."""
+    close_p95_s: float
 
 
 class Gauges(Event, frozen=True, kw_only=True, tag="gauges"):
@@ -211,6 +264,9 @@ class Gauges(Event, frozen=True, kw_only=True, tag="gauges"):
     open_slots: int
     loop_lag_ms: float
     tokens_per_s: float
+    engines: list[EngineGauge] = field(default_factory=list)
+    """In the order of the replicas."""
+    sandboxes: SandboxGauge | None = None
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):
@@ -232,6 +288,8 @@ AnyEvent: TypeAlias = (
     RunStarted
     | StepOpened
     | RolloutStarted
+    | RolloutSeated
+    | HistoryForked
     | TurnStarted
     | TurnGenerated
     | ToolStarted

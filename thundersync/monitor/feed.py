@@ -3,17 +3,19 @@
 The engine emits, one thread writes and publishes. It knows nothing of what events mean. On the wire (ZeroMQ) a viewer
 subscribes to `live`, then to a topic of its own, `snapshot-...`; the publisher sees that second subscription and
 answers it, on the same socket and so in order, with what is kept of the past. Numbers join them without gap or double.
-Frames: topic, kind (`event`, `snapshot`, `alive`, `end`), number (8 bytes, big endian) of the last event, payload.
+Frames: topic, kind (`event`, `snapshot`, `alive`, `answer`, `end`), number (8 bytes, big endian) of the last event,
+payload. Topics that begin with `ask-` are questions (`monitor.answers`). Who may attach is `monitor.door`'s.
 """
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import shutil
 import socket
-import tempfile
 import threading
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -21,14 +23,21 @@ import msgspec
 import zmq
 
 from thundersync.errors import ConfigError, ThundersyncError
+from thundersync.monitor.answers import ASK, Answers, Look, Texts
+from thundersync.monitor.door import Gate, bind_in, lock, refuse_unsafe
+from thundersync.monitor.door import bind as bind_at
 from thundersync.monitor.events import SCHEMA, EvalFinished, Event, RunStarted, StepCommitted, from_line, pack, to_line
 from thundersync.monitor.history import History
+from thundersync.monitor.keys import RunKeys
 from thundersync.rundir import write_whole
 
 LIVE = b"live"
 SNAPSHOT = b"snapshot-"
-UNIX_PATH_LIMIT = 107
-"""Bytes of a unix socket's path on Linux, macOS has 103: the shorter binds everywhere."""
+BATCH_S = 0.002
+"""Events are written and sent together with those that follow within this time: each wake-up costs the run a switch of
+threads, an event in a batch nothing."""
+QUESTIONS_AT_ONCE = 8
+"""Answered before the events that came meanwhile are sent."""
 
 
 class FeedFailed(ThundersyncError):
@@ -43,23 +52,40 @@ class FeedInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     offset: int
     """Bytes of `events.jsonl` before the first event of this process."""
+    remote: str = ""
+    """Where viewers with keys attach from other machines."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     schema: int
     events: list[tuple[int, bytes]]
+    origin: str = ""
+    """Names the process that counts: its numbers begin anew when the run is started again."""
 
 
 class Feed:
     """Takes events from the event loop; `open` starts its thread, `close` ends it."""
 
-    def __init__(self, folder: Path, context: "zmq.Context[zmq.Socket[bytes]]", publisher: "zmq.Socket[bytes]") -> None:
-        self.endpoint = publisher.get_string(zmq.LAST_ENDPOINT)
+    def __init__(
+        self,
+        folder: Path,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        doors: list["zmq.Socket[bytes]"],
+        gate: Gate | None,
+    ) -> None:
+        """`doors` are bound publishers: the one for this machine, and, behind the gate, the one for others."""
+        self.endpoint = doors[0].get_string(zmq.LAST_ENDPOINT)
+        self.remote = doors[1].get_string(zmq.LAST_ENDPOINT) if len(doors) > 1 else ""
         self._folder, self._offset = folder, 0
-        self._context, self._publisher = context, publisher
+        self._context, self._doors, self._gate = context, doors, gate
         self._queue: SimpleQueue[tuple[Event, bytes] | None] = SimpleQueue()
         self._history, self._number = History(), 0
+        self._origin = uuid.uuid4().hex
+        self._answers = Answers(folder)
         self._closed, self._told = False, False
+        self._woken = False
+        """The thread is going to look at the queue."""
+        self._listener: Callable[[Event], None] | None = None
         self._error: Exception | None = None
         self._inner, self._outer = socket.socketpair()
         for end in (self._inner, self._outer):
@@ -67,29 +93,45 @@ class Feed:
         self._thread = threading.Thread(target=self._serve, name="feed", daemon=True)
 
     @classmethod
-    def open(cls, folder: Path, *, bind: str = "") -> "Feed":
+    def open(cls, folder: Path, *, bind: str = "", keys: RunKeys | None = None) -> "Feed":
         """Bind, announce in `feed.json`, and start. `bind` empty: a socket file in the run folder, or, where its path
-        is too long for one, in a private temporary folder.
+        is too long for one, in a private temporary folder. With `keys` that socket file is there for this machine, and
+        `bind` is for viewers with keys, encrypted.
 
         Raises: ConfigError if `bind` cannot be used or would be open to other machines.
         """
+        if keys is not None and not bind:
+            raise ConfigError(
+                "monitor.keys is set, but monitor.bind is not: nobody could attach from another machine",
+                remedy='Set monitor.bind = "tcp://0.0.0.0:5599", or leave monitor.keys away.',
+            )
+        if bind:
+            refuse_unsafe(bind, keyed=keys is not None)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        publisher = context.socket(zmq.XPUB)
-        # A viewer that stopped reading costs this many messages of memory, then it misses some: it never holds us up.
-        publisher.setsockopt(zmq.SNDHWM, 10_000)
-        publisher.setsockopt(zmq.LINGER, 1000)
-        publisher.setsockopt(zmq.MAXMSGSIZE, 1024)
         try:
-            _bind(publisher, folder, bind)
-            feed = cls(folder, context, publisher)
+            doors = [_publisher(context)]
+            gate = None
+            if keys is not None:
+                gate = Gate(context, keys)
+                doors.append(_publisher(context))
+                lock(doors[1], keys)
+            if bind:
+                bind_at(doors[-1], bind)
+            if keys is not None or not bind:
+                bind_in(doors[0], folder)
+            feed = cls(folder, context, doors, gate)
         except BaseException:
             context.destroy(linger=0)
             raise
         feed._offset = _whole_lines(feed._events)
-        info = FeedInfo(endpoint=feed.endpoint, pid=os.getpid(), schema=SCHEMA, offset=feed._offset)
+        info = FeedInfo(endpoint=feed.endpoint, pid=os.getpid(), schema=SCHEMA, offset=feed._offset, remote=feed.remote)
         write_whole(folder / "feed.json", msgspec.json.encode(info))
         feed._thread.start()
         return feed
+
+    def tell_live(self, look: Look, texts: Texts) -> None:
+        """Let viewers read rollouts that live. Both are called from the feed's thread, when somebody looks at one."""
+        self._answers.tell_live(look, texts)
 
     def emit(self, event: Event) -> None:
         """Hand over an event: a few microseconds, from any thread. It is in the file within milliseconds.
@@ -102,6 +144,12 @@ class Feed:
             raise FeedFailed(f"{type(event).__name__} came after the feed was closed", remedy="Close the feed last.")
         self._queue.put((event, pack(event)))
         self._wake()
+        if self._listener is not None:
+            self._listener(event)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """From now on call `listener` with each event, where it is emitted: it must not wait, and must not raise."""
+        self._listener = listener
 
     async def close(self) -> None:
         """Write and send what was emitted, tell viewers that this is the end, remove socket and `feed.json`.
@@ -136,12 +184,17 @@ class Feed:
             ) from self._error
 
     def _wake(self) -> None:
+        if self._woken:
+            return
+        self._woken = True
         with contextlib.suppress(OSError):  # full: a wake-up waits already; closed: the thread ended
             self._outer.send(b"\0")
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._publisher, zmq.POLLIN)
+        listening = [*self._doors, *([self._gate.socket] if self._gate is not None else [])]
+        for each in listening:
+            poller.register(each, zmq.POLLIN)
         poller.register(self._inner.fileno(), zmq.POLLIN)
         try:
             self._recall()
@@ -151,12 +204,17 @@ class Feed:
                     ready = dict(poller.poll(1000))
                     if self._inner.fileno() in ready:
                         self._inner.recv(1 << 16)
+                        time.sleep(BATCH_S)
+                        self._woken = False  # before the queue is read: what comes later wakes again
                     batch, running = self._drain()
                     if batch:
                         file.write(b"".join(to_line(event) for event, _ in batch))
                         self._publish(batch)
-                    if self._publisher in ready:
-                        self._answer()
+                    if self._gate is not None:
+                        self._gate.answer()
+                    for door in self._doors:
+                        if door in ready:
+                            self._answer(door)
                     if not ready:
                         self._send(LIVE, b"alive", b"")
                 self._send(LIVE, b"end", b"")
@@ -198,75 +256,48 @@ class Feed:
             self._history.add(self._number, event, packed)
             self._send(LIVE, b"event", packed)
 
-    def _answer(self) -> None:
-        while self._publisher.poll(0):
-            message = self._publisher.recv()
+    def _answer(self, door: "zmq.Socket[bytes]") -> None:
+        for _ in range(QUESTIONS_AT_ONCE):
+            if not door.poll(0):
+                return
+            message = door.recv()
             topic = message[1:]
-            if message[:1] == b"\1" and topic.startswith(SNAPSHOT):
-                snapshot = Snapshot(schema=SCHEMA, events=list(self._history))
-                self._send(topic, b"snapshot", msgspec.msgpack.encode(snapshot))
+            if message[:1] != b"\1":
+                continue
+            if topic.startswith(SNAPSHOT):
+                snapshot = Snapshot(schema=SCHEMA, events=list(self._history), origin=self._origin)
+                self._send(topic, b"snapshot", msgspec.msgpack.encode(snapshot), [door])
+            elif topic.startswith(ASK):
+                self._send(topic, b"answer", self._answers.answer(topic), [door])
 
-    def _send(self, topic: bytes, kind: bytes, payload: bytes) -> None:
-        self._publisher.send_multipart((topic, kind, self._number.to_bytes(8, "big"), payload))
+    def _send(self, topic: bytes, kind: bytes, payload: bytes, doors: "list[zmq.Socket[bytes]] | None" = None) -> None:
+        for door in doors if doors is not None else self._doors:
+            door.send_multipart((topic, kind, self._number.to_bytes(8, "big"), payload))
 
     def _tidy(self) -> None:
-        self._publisher.close()
+        for door in self._doors:
+            door.close()
+        if self._gate is not None:
+            self._gate.socket.close()
         self._context.term()
         self._inner.close()
         self._outer.close()
         (self._folder / "feed.json").unlink(missing_ok=True)
-        if self.endpoint.startswith("ipc://"):
-            path = Path(self.endpoint.removeprefix("ipc://"))
-            path.unlink(missing_ok=True)
-            if path.parent.name.startswith("thundersync-feed-"):
-                shutil.rmtree(path.parent, ignore_errors=True)
+        for endpoint in (self.endpoint, self.remote):
+            if endpoint.startswith("ipc://"):
+                path = Path(endpoint.removeprefix("ipc://"))
+                path.unlink(missing_ok=True)
+                if path.parent.name.startswith("thundersync-feed-"):
+                    shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _bind(publisher: "zmq.Socket[bytes]", folder: Path, address: str) -> None:
-    temporary = ""
-    if not address:
-        address = f"ipc://{folder.absolute()}/feed.sock"
-        if not _fits(address):
-            temporary = tempfile.mkdtemp(prefix="thundersync-feed-")
-            address = f"ipc://{temporary}/feed.sock"
-    _refuse_unsafe(address)
-    publisher.setsockopt(zmq.IPV6, int("[" in address))
-    try:
-        publisher.bind(address)
-    except zmq.ZMQError as error:
-        if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise ConfigError(
-            f"monitor.bind: cannot listen at {address}: {error}",
-            remedy="Choose another port (`tcp://127.0.0.1:*` takes a free one), or leave monitor.bind empty.",
-        ) from error
-
-
-def _fits(address: str) -> bool:
-    return len(os.fsencode(address.removeprefix("ipc://"))) <= min(UNIX_PATH_LIMIT, 103)
-
-
-def _refuse_unsafe(address: str) -> None:
-    scheme, _, place = address.partition("://")
-    host = place.rpartition(":")[0]
-    if scheme == "tcp" and _is_loopback(host):
-        return
-    if scheme == "tcp":
-        raise ConfigError(
-            f"monitor.bind = {address!r} would show the run, unencrypted, to every machine that reaches this one",
-            remedy="Bind to tcp://127.0.0.1:5599 and watch through a tunnel: ssh -L 5599:127.0.0.1:5599 THIS_MACHINE",
-        )
-    if scheme != "ipc" or not _fits(address):
-        raise ConfigError(
-            f"monitor.bind = {address!r} is neither tcp://127.0.0.1:PORT nor ipc:// with a path of at most 103 bytes",
-            remedy="Leave monitor.bind empty for a socket file in the run folder.",
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    return host == "localhost"
+def _publisher(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+    publisher = context.socket(zmq.XPUB)
+    # A viewer that stopped reading costs this many messages of memory, then it misses some: it never holds us up.
+    publisher.setsockopt(zmq.SNDHWM, 10_000)
+    publisher.setsockopt(zmq.LINGER, 1000)
+    publisher.setsockopt(zmq.MAXMSGSIZE, 1024)
+    return publisher
 
 
 def _readable(line: bytes) -> Event | None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from thundersync.generate.base import Generator
+from thundersync.generate.base import EngineStats, Generator
 from thundersync.learn.link import WorkerLink
-from thundersync.monitor.events import AnyEvent, Gauges, Warned
+from thundersync.monitor.events import AnyEvent, EngineGauge, Gauges, SandboxGauge, Warned
 
 PERIOD_S = 0.5
 WINDOW = 10
@@ -21,9 +21,8 @@ LAG_ALARM_S = 1.0
 
 class Sample(Struct, frozen=True):
     at_s: float
-    engine_busy_s: float
+    engines: list[EngineStats]
     trainer_busy_s: float
-    sampled_tokens: int
 
 
 class GaugeReader:
@@ -37,8 +36,10 @@ class GaugeReader:
         queue: Callable[[], tuple[int, int]],
         tools_running: Callable[[], int],
         emit: Callable[[AnyEvent], None],
+        sandboxes: Callable[[], SandboxGauge] | None = None,
     ) -> None:
         """`queue` gives (pieces waiting, parts in use)."""
+        self._sandboxes = sandboxes
         self._generators = generators
         self._workers = workers
         self._queue = queue
@@ -69,24 +70,38 @@ class GaugeReader:
         first, last = self._samples[0], self._samples[-1]
         span_s = max(last.at_s - first.at_s, 1e-9)
         pieces, parts = self._queue()
+        engines = [_engine(*each, span_s) for each in zip(first.engines, last.engines, strict=True)]
         return Gauges(
             at_s=time.time(),
-            engine_busy=min(1.0, (last.engine_busy_s - first.engine_busy_s) / span_s / len(self._generators)),
-            trainer_busy=min(1.0, (last.trainer_busy_s - first.trainer_busy_s) / span_s / len(self._workers)),
-            generate_running=sum(generator.stats().running for generator in self._generators),
+            engine_busy=min(1.0, sum(each.busy for each in engines) / max(1, len(engines))),
+            trainer_busy=min(1.0, (last.trainer_busy_s - first.trainer_busy_s) / span_s / max(1, len(self._workers))),
+            generate_running=sum(each.running for each in engines),
             tools_running=self._tools_running(),
             queue_pieces=pieces,
             open_slots=parts,
             loop_lag_ms=lag_s * 1000,
-            tokens_per_s=(last.sampled_tokens - first.sampled_tokens) / span_s,
+            tokens_per_s=sum(each.tokens_per_s for each in engines),
+            engines=engines,
+            sandboxes=self._sandboxes() if self._sandboxes is not None else None,
         )
 
     def _sample(self) -> Sample:
-        stats = [generator.stats() for generator in self._generators]
         now_s = time.monotonic()
         return Sample(
             now_s,
-            sum(each.busy_s for each in stats),
+            [generator.stats() for generator in self._generators],
             sum(worker.busy_so_far_s(now_s) for worker in self._workers),
-            sum(each.sampled_tokens for each in stats),
         )
+
+
+def _engine(first: EngineStats, last: EngineStats, span_s: float) -> EngineGauge:
+    """What one engine did between two samples."""
+    prompt_tokens = last.prompt_tokens - first.prompt_tokens
+    return EngineGauge(
+        running=last.running,
+        busy=min(1.0, (last.busy_s - first.busy_s) / span_s),
+        tokens_per_s=(last.sampled_tokens - first.sampled_tokens) / span_s,
+        prompt_tokens_per_s=prompt_tokens / span_s,
+        cached_share=(last.cached_tokens - first.cached_tokens) / prompt_tokens if prompt_tokens else 0.0,
+        kv_asked=last.asked_tokens / last.kv_tokens if last.kv_tokens else 0.0,
+    )

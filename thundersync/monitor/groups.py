@@ -26,7 +26,7 @@ def group_lines(view: RunView, inner: int, rows: int) -> list[Text]:
         shown = sorted(ranked[: rows - 1])
         rest = Counter(("moving", "waiting", "closed")[_quiet(groups[index])] for index in ranked[rows - 1 :])
         groups = [groups[index] for index in shown]
-    lines = [_group(group, inner) for group in groups]
+    lines = [group_line(group, inner) for group in groups]
     if rest:
         text = ", ".join(f"{count} {word}" for word, count in rest.items())
         lines.append(Text(f"and {rest.total()} more: {text}", DIM))
@@ -39,7 +39,8 @@ def _quiet(group: GroupRow) -> int:
     return int(all(row.state is RolloutState.WAITING for row in group.rollouts.values()))
 
 
-def _group(group: GroupRow, inner: int) -> Text:
+def group_line(group: GroupRow, inner: int) -> Text:
+    """One group: its task, a shape per rollout, their rewards."""
     name = max(12, min(26, inner - 50))
     strip = max(8, (inner - name - 26) // 2)
     line = Text().append(fit(group.task_id, name), DIM if group.closed else "")

@@ -11,10 +11,12 @@ from thundersync.monitor.events import (
     Event,
     Gauges,
     GroupClosed,
+    HistoryForked,
     PassDone,
     PassStarted,
     RolloutFailed,
     RolloutScored,
+    RolloutSeated,
     RolloutSkipped,
     RolloutStarted,
     ScoringStarted,
@@ -31,7 +33,8 @@ from thundersync.monitor.events import (
 
 _IN_STEP = (
     StepOpened | RolloutStarted | TurnStarted | TurnGenerated | ToolStarted | ToolFinished | TurnScored | ScoringStarted
-    | RolloutScored | RolloutFailed | PassStarted | PassDone | RolloutSkipped | GroupClosed
+    | RolloutScored | RolloutFailed | RolloutSeated | PassStarted | PassDone | RolloutSkipped | GroupClosed
+    | HistoryForked
 )  # fmt: skip
 """Kinds that say nothing any more once the next step opens."""
 

@@ -26,6 +26,7 @@ from thundersync.monitor.shapes import (
     boxed,
     one_line,
     rule,
+    strip,
 )
 from thundersync.monitor.state import RolloutState, RunView
 
@@ -45,13 +46,13 @@ def render(view: RunView, *, now_s: float, width: int = 80, height: int = 23) ->
     groups = group_lines(view, inner, max(1, min(wanted, free - chart_rows)))
     lines = [
         rule(_title(view), width, "╭╮", right=_what(view, inner)),
-        boxed(_progress(view, now_s, inner), width),
+        boxed(progress(view, now_s, inner), width),
         rule(_label("groups"), width, "├┤", right=_group_counts(view)),
         *[boxed(line, width) for line in groups],
         rule(_label("machines"), width, "├┤", right=Text("busy, the whole run" if view.finished else "busy now", DIM)),
         *[boxed(line, width) for line in machines],
-        rule(_label("reward"), width, "├┤", right=_chart_legend(view)),
-        *[boxed(line, width) for line in _chart(view, inner, chart_rows)],
+        rule(_label("reward"), width, "├┤", right=chart_legend(view)),
+        *[boxed(line, width) for line in chart(view, inner, chart_rows)],
         rule(Text(), width, "├┤"),
         *[boxed(line, width) for line in foot],
         boxed(_legend(), width),
@@ -95,7 +96,8 @@ def _what(view: RunView, inner: int) -> Text:
     return Text(next((text for text in texts if len(text) <= room), model), SKY)
 
 
-def _progress(view: RunView, now_s: float, inner: int) -> Text:
+def progress(view: RunView, now_s: float, inner: int) -> Text:
+    """Where the run is, in one line of `inner` cells."""
     end_s = view.at_s if view.finished else now_s
     ongoing = view.step is not None
     left = Text.assemble("step ", (f"{view.made + ongoing}", "bold"), f"/{view.max_steps} ")
@@ -148,7 +150,8 @@ def _machine(name: str, busy: float | None, inner: int, colour: str, facts: str)
     return line.append(f"  {facts}")
 
 
-def _chart_legend(view: RunView) -> Text:
+def chart_legend(view: RunView) -> Text:
+    """What the chart's shapes mean, and the evaluations so far."""
     line = Text.assemble(("█", BLUE), (" train", DIM))
     if view.evals:
         first, last = view.evals[0], view.evals[-1]
@@ -158,7 +161,8 @@ def _chart_legend(view: RunView) -> Text:
     return line
 
 
-def _chart(view: RunView, inner: int, rows: int) -> list[Text]:
+def chart(view: RunView, inner: int, rows: int) -> list[Text]:
+    """The reward of every commit, and of the evaluations: `rows` lines of `inner` cells."""
     values = view.curve()
     total = max(view.max_steps, view.made, 1)
     offset = max(0, view.made - len(values))
@@ -176,10 +180,11 @@ def _chart(view: RunView, inner: int, rows: int) -> list[Text]:
     lines = []
     for index, cells in enumerate(bars):
         label = f"{high:5.2f} ┤" if index == 0 else f"{low:5.2f} ┤" if index == rows - 1 else "      │"
-        line = Text().append(label, DIM)
-        for column, cell in enumerate(cells):
-            mark = (index, column) in marks
-            line.append("◉" if mark else cell, f"bold {ORANGE}" if mark else DIM if cell == "·" else BLUE)
+        marked = (
+            ("◉", f"bold {ORANGE}") if (index, column) in marks else (cell, DIM if cell == "·" else BLUE)
+            for column, cell in enumerate(cells)
+        )
+        line = Text().append(label, DIM).append_text(strip(marked))
         lines.append(line)
     return lines
 

@@ -9,6 +9,7 @@ import math
 import os
 import statistics
 import time
+from collections.abc import AsyncGenerator, Callable
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from thundersync.monitor.client import events
 from thundersync.monitor.events import (
+    AnyEvent,
     Audited,
     CheckpointSaved,
     EvalFinished,
@@ -31,6 +33,7 @@ from thundersync.monitor.events import (
     Warned,
     to_line,
 )
+from thundersync.monitor.keys import ViewerKeys
 from thundersync.monitor.panel import commit_facts, render, rewards_text, span
 from thundersync.monitor.shapes import BLUE, DIM, GREEN, ORANGE, RED, Frame
 from thundersync.monitor.state import RunView
@@ -38,15 +41,31 @@ from thundersync.monitor.state import RunView
 _FRAMES_PER_S = 8
 
 
-async def show(target: str, *, plain: bool = False, console: Console) -> RunView:
+Say = Callable[[str], None]
+"""Told what is waited for; an empty text: nothing any more."""
+
+
+def drawable(console: Console) -> bool:
+    """Whether pictures can be drawn there."""
+    return console.is_terminal and not console.is_dumb_terminal and "utf" in console.encoding.lower()
+
+
+async def show(
+    target: str,
+    *,
+    plain: bool = False,
+    console: Console,
+    keys: ViewerKeys | None = None,
+    say: Say = lambda text: None,
+) -> RunView:
     """Watch a run, live or over, until it ends; then print its summary. Returns what was known at the end.
 
     `target` is a run folder or an address. `plain`, or a console that is no terminal, means lines instead of a panel.
     Raises: what `client.events` raises. Cancelling leaves the terminal as it was.
     """
     view = RunView()
-    if plain or not console.is_terminal or console.is_dumb_terminal or "utf" not in console.encoding.lower():
-        await _lines(target, view, console)
+    if plain or not drawable(console):
+        await _lines(events(target, keys=keys, say=say), view, console)
     else:
         await _panel(target, view, console)
     if view.run is not None:
@@ -55,9 +74,9 @@ async def show(target: str, *, plain: bool = False, console: Console) -> RunView
     return view
 
 
-async def pipe(target: str, output: TextIO) -> None:
+async def pipe(target: str, output: TextIO, *, keys: ViewerKeys | None = None, say: Say = lambda text: None) -> None:
     """Every event as one JSON object a line, for `jq` and the like; ends with the run."""
-    async with contextlib.aclosing(events(target)) as stream:
+    async with contextlib.aclosing(events(target, keys=keys, say=say)) as stream:
         async for event in stream:
             try:
                 output.write(to_line(event).decode())
@@ -71,6 +90,11 @@ def plain_line(event: Event, view: RunView) -> str | None:
     """One line for an event that matters to people, else None. `view` has applied the event already."""
     clock = time.strftime("%H:%M:%S ", time.localtime(event.at_s))
     match event:
+        case RunStarted(algo="eval"):
+            return (
+                f"{clock}evaluation {event.name}: {event.model}, {event.backend} engine, {event.runtime} sandboxes, "
+                f"{event.prompts_per_step} tasks x {event.group_size} samples"
+            )
         case RunStarted():
             resumed = f", resumed after step {event.start_step}" if event.start_step else ""
             return (
@@ -117,7 +141,8 @@ def plain_line(event: Event, view: RunView) -> str | None:
             return f"{clock}warning: {_short(event.text)}"
         case RunFinished():
             end = "finished" if event.ok else f"stopped: {_short(event.reason)}"
-            return f"{clock}run {end} after {event.steps} steps, {span(event.seconds)}"
+            what = f"run {end} after {event.steps} steps" if view.max_steps else f"evaluation {end}"
+            return f"{clock}{what}, {span(event.seconds)}"
         case _:
             return None
 
@@ -129,7 +154,8 @@ def summary(view: RunView) -> RenderableType:
     name, folder = (run.name, run.run_dir) if run else ("?", "?")
     seconds = span(end.seconds if end else view.elapsed_s(view.at_s))
     state = Text("finished", GREEN) if end and end.ok else Text(_stopped(end), RED)
-    lines = [Text.assemble((name, "bold"), "  ", state, f"  {view.made} of {view.max_steps} steps in {seconds}")]
+    steps = f"{view.made} of {view.max_steps} steps " if view.max_steps else ""
+    lines = [Text.assemble((name, "bold"), "  ", state, f"  {steps}in {seconds}")]
     if view.evals:
         lines.append(_row("eval reward", _change([each.reward_mean for each in view.evals], ORANGE)))
     curve = [value for value in view.curve() if math.isfinite(value)]
@@ -184,8 +210,8 @@ async def _follow(target: str, view: RunView) -> None:
             view.apply(event)
 
 
-async def _lines(target: str, view: RunView, console: Console) -> None:
-    async with contextlib.aclosing(events(target)) as stream:
+async def _lines(told: AsyncGenerator[AnyEvent, None], view: RunView, console: Console) -> None:
+    async with contextlib.aclosing(told) as stream:
         async for event in stream:
             view.apply(event)
             line = plain_line(event, view)

@@ -1,0 +1,1 @@
+"""What a run tells trackers of experiments: TensorBoard, Weights & Biases."""

@@ -1,0 +1,174 @@
+"""The endpoint of a run, put together: what is loaded before the engines, the door itself, and rollouts behind it.
+
+Beside `assembly`, which uses it where the configuration has [serve]. What a session is and what HTTP has to do with it
+is in `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from thundersync.config import Config, RolloutConfig, ServeConfig
+from thundersync.core.types import GroupId
+from thundersync.errors import ConfigError
+from thundersync.generate.vllm_tools import VllmToolParser
+from thundersync.rollout.dialogue import Renderer
+from thundersync.serve.agents import Inner, SessionAgent, Visitors, Who
+from thundersync.serve.desk import Desk, new_key
+from thundersync.serve.program import Program
+from thundersync.serve.server import Endpoint
+from thundersync.serve.session import Rules
+
+DOOR = "endpoint.json"
+"""In the run's folder, readable by its owner only: where the endpoint is, and its key."""
+
+_PROBE = {"type": "function", "function": {"name": "probe", "description": "A probe.", "parameters": {}}}
+
+
+class Door:
+    """A run's endpoint: open from `open_door` until `close`."""
+
+    def __init__(
+        self,
+        config: Config,
+        serve: ServeConfig,
+        *,
+        desk: Desk,
+        endpoint: Endpoint,
+        renderer: Renderer,
+        parser: VllmToolParser | None,
+        environment: Mapping[str, str],
+        file: Path,
+    ) -> None:
+        self._config = config
+        self._serve = serve
+        self._desk = desk
+        self._endpoint = endpoint
+        self._renderer = renderer
+        self._parser = parser
+        self._environment = environment
+        self._file = file
+
+    def agent(
+        self,
+        rollout: RolloutConfig,
+        inner: Inner,
+        *,
+        on_opening: Callable[[GroupId, Sequence[int]], None] | None = None,
+    ) -> SessionAgent:
+        """What carries out rollouts as sessions; `inner` makes what is below them."""
+        serve = self._serve
+        who: Who
+        if serve.command:
+            who = Program(serve.command, environment=self._environment, url=lambda: self._endpoint.url)
+        else:
+            who = Visitors(idle_timeout_s=serve.idle_timeout_s)
+        return SessionAgent(
+            self._desk,
+            who,
+            inner=inner,
+            renderer=self._renderer,
+            parser=self._parser,
+            rules=Rules(
+                model=model_name(self._config),
+                context_tokens=self._config.model.max_model_len,
+                temperature=rollout.temperature,
+                max_tokens=rollout.max_tokens,
+                stop=rollout.stop,
+                command_timeout_s=rollout.command_timeout_s,
+                client_judges=serve.judge == "client",
+            ),
+            verdict_s=serve.idle_timeout_s,
+            on_opening=on_opening,
+        )
+
+    async def end(self) -> None:
+        """No further rollouts: programs that wait for one are told."""
+        await self._desk.end()
+
+    async def close(self) -> None:
+        self._file.unlink(missing_ok=True)
+        await self._endpoint.close()
+
+
+async def open_door(
+    config: Config,
+    serve: ServeConfig,
+    *,
+    folder: Path,
+    model_path: Path,
+    renderer: Renderer,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> Door:
+    """Load what reads tool calls, listen, and write down where and under which key.
+
+    Raises: ConfigError for an unknown tool parser, a template without tools, a key that is not there, an address that
+    cannot be had.
+    """
+    parser = None
+    if serve.tool_parser:
+        parser = await asyncio.to_thread(VllmToolParser.load, serve.tool_parser, model_path)
+        _refuse_silent_template(renderer, serve)
+    if serve.api_key_env and not environment.get(serve.api_key_env):
+        raise ConfigError(
+            f"serve.api_key_env names {serve.api_key_env}, which is not set",
+            remedy="Set that variable to the key, or leave serve.api_key_env out: a key is then made.",
+        )
+    key = environment[serve.api_key_env] if serve.api_key_env else new_key()
+    desk = Desk(key=key)
+    endpoint = Endpoint(
+        desk,
+        host=serve.host,
+        port=serve.port,
+        model=model_name(config),
+        context_tokens=config.model.max_model_len,
+        max_body_bytes=int(serve.max_body_mib * 2**20),
+    )
+    url = await endpoint.start()
+    file = folder / DOOR
+    door = Door(
+        config,
+        serve,
+        desk=desk,
+        endpoint=endpoint,
+        renderer=renderer,
+        parser=parser,
+        environment=environment,
+        file=file,
+    )
+    try:
+        await asyncio.to_thread(_write, file, {"url": url, "api_key": key, "model": model_name(config)})
+    except OSError as error:
+        await door.close()
+        raise ConfigError(f"{file} cannot be written: {error}", remedy="Choose another output_dir.") from error
+    told = f"in {serve.api_key_env}" if serve.api_key_env else f"{key} (also in {file})"
+    say(f"endpoint at {url}; its key is {told}")
+    return door
+
+
+def model_name(config: Config) -> str:
+    """What the policy is called at the endpoint; requests may call it anything."""
+    return config.model.name.rstrip("/").rpartition("/")[2] or config.model.name
+
+
+def _refuse_silent_template(renderer: Renderer, serve: ServeConfig) -> None:
+    """A template that leaves tools out would let the model guess what it may call."""
+    asked = [{"role": "user", "content": "a"}]
+    if renderer.render(asked, tools=[_PROBE]) == renderer.render(asked, tools=[]):
+        raise ConfigError(
+            f"serve.tool_parser = {serve.tool_parser!r}, but the model's chat template declares no tools",
+            remedy="Use a model that was trained on tools, or leave serve.tool_parser out.",
+        )
+
+
+def _write(file: Path, told: Mapping[str, str]) -> None:
+    file.unlink(missing_ok=True)  # a killed run leaves it
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(msgspec.json.encode(told) + b"\n")

@@ -3,7 +3,7 @@
 `choose` gives a `Runtime`, a runtime starts sandboxes, and a sandbox runs commands and moves files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
@@ -62,14 +62,17 @@ async def choose(
     *,
     docker_host: str = "",
     labels: Mapping[str, str] | None = None,
+    images_bytes: int = 0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Runtime:
     """A checked runtime of this kind. `auto`: Docker if it answers, else boxes if they work, else an error.
 
+    `images_bytes` (disk for images that are built, 0 = no limit) and `say` (progress) are Docker's.
     The caller closes it. Raises: RuntimeUnavailable with every reason and remedy; never anything weaker instead.
     """
     candidates: list[Runtime] = []
     if kind in ("auto", "docker"):
-        candidates.append(DockerRuntime(docker_host, labels=labels))
+        candidates.append(DockerRuntime(docker_host, labels=labels, images_bytes=images_bytes, say=say))
     if kind in ("auto", "process"):
         candidates.append(ProcessRuntime())
     reasons: list[RuntimeUnavailable] = []

@@ -33,6 +33,7 @@ from sandboxes.errors import BuildFailed, CloseFailed, ImageMissing, RuntimeUnav
 from sandboxes.execs import ExecChannel, init_argv
 from sandboxes.images import ImageStore
 from sandboxes.owner import Owner
+from sandboxes.pulls import Say
 from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
 from sandboxes.session import AGENT_UID, AgentSandbox, Caller, Hello, agent_argv, greet
 from sandboxes.shield import finish
@@ -45,12 +46,20 @@ START_LIMIT_S = 120.0
 class DockerRuntime:
     """Makes containers on one daemon. `docker_host` as in DOCKER_HOST (empty: the default socket).
 
-    `labels` are put on every container, beside those that say who owns it.
+    `labels` are put on every container, beside those that say who owns it. `images_bytes`: of disk that images built
+    here may take, 0 = no limit. `say` gets a line at a time about images that are pulled or removed.
     """
 
-    def __init__(self, docker_host: str = "", *, labels: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        docker_host: str = "",
+        *,
+        labels: Mapping[str, str] | None = None,
+        images_bytes: int = 0,
+        say: Say = lambda text: None,
+    ) -> None:
         self._client = DockerClient(docker_host)
-        self._images = ImageStore(self._client)
+        self._images = ImageStore(self._client, budget_bytes=images_bytes, say=say)
         self._snapshots = Snapshots(self._client)
         self._labels = dict(labels or {})
         self._owner = Owner.current()
@@ -204,7 +213,7 @@ class DockerRuntime:
             except CloseFailed as left:
                 error.add_note(str(left))
             if isinstance(error, FOREIGN) and not isinstance(error, SandboxError):
-                raise start_error(image, error) from error
+                raise start_error(spec.image or spec.context, error) from error
             raise
         return sandbox
 

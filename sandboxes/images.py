@@ -11,7 +11,9 @@ import aiohttp
 from sandboxes.base import SandboxSpec
 from sandboxes.client import REMEDY, DockerClient
 from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, ImageMissing
+from sandboxes.pulls import ROOM_REMEDY, Say, pull
 from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
+from sandboxes.shelf import LABEL, REPOSITORY, Shelf
 from sandboxes.tree import content_hash
 
 CONTEXT_LIMIT_BYTES = 1 << 30
@@ -19,16 +21,23 @@ LOG_LINES = 30
 
 
 class ImageStore:
-    """Makes images exist, each once, however many ask for it at the same time."""
+    """Makes images exist, each once, however many ask for it at the same time.
 
-    def __init__(self, client: DockerClient) -> None:
+    What a name means is settled at its first use: all sandboxes of one store start from the same image, whatever is
+    pulled or tagged meanwhile. `budget_bytes`: of the disk that images built here may take; 0 = no limit.
+    """
+
+    def __init__(self, client: DockerClient, *, budget_bytes: int = 0, say: Say = lambda text: None) -> None:
         self._client = client
+        self._say = say
+        self._shelf = Shelf(client, budget_bytes=budget_bytes, say=say)
         self._ready: dict[str, str] = {}
+        self._pinned: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._building = asyncio.Semaphore(2)
 
     async def ensure(self, spec: SandboxSpec) -> str:
-        """The name of the image that `spec` starts from. Raises: ImageMissing, BuildFailed.
+        """The id (`sha256:...`) of the image that `spec` starts from. Raises: ImageMissing, BuildFailed, DiskFull.
 
         A context is read once per store: one that changed under a run would give one group two worlds.
         """
@@ -40,26 +49,63 @@ class ImageStore:
         async with self._locks.setdefault(wanted, asyncio.Lock()):
             if wanted not in self._ready:
                 async with self._building:
-                    self._ready[wanted] = await (self._pull(spec) if spec.image else self._build(spec))
+                    self._ready[wanted] = await (self._named(spec) if spec.image else self._built(spec))
         return self._ready[wanted]
 
     def forget(self, spec: SandboxSpec) -> None:
         """Look again the next time: somebody removed this image."""
         self._ready.pop(spec.image or spec.context, None)
 
+    async def _named(self, spec: SandboxSpec) -> str:
+        found = await self._find(spec.image)
+        if found is None:
+            await pull(self._client, spec.image, limit_s=spec.build_timeout_s, say=self._say)
+            found = await self._find(spec.image)
+        if found is None:
+            raise ImageMissing(f"image {spec.image} is not here although it was pulled", remedy="Report it.")
+        if self._pinned.setdefault(spec.image, found) != found:
+            raise ImageMissing(
+                f"image {spec.image} is another one than before: {found[:19]} in the place of "
+                f"{self._pinned[spec.image][:19]}",
+                remedy="What it was validated with is gone. Name it by its digest (image@sha256:...) and run again.",
+            )
+        return found
+
+    async def _find(self, name: str) -> str | None:
+        """The id of a local image. `name@sha256:...` may also give the id of an image that came from no registry."""
+        if (found := await self._id(name)) is not None or "@" not in name:
+            return found
+        plain, _, digest = name.partition("@")
+        return digest if await self._id(digest) == digest and await self._id(plain) == digest else None
+
+    async def _built(self, spec: SandboxSpec) -> str:
+        tag = await self._build(spec)
+        await self._shelf.touch(tag.partition(":")[2])
+        found = await self._id(tag)
+        if found is None:
+            raise BuildFailed(f"the image of {spec.context} was removed as it was made", remedy="Try again.")
+        await self._shelf.make_room({*self._ready.values(), found})
+        return found
+
     async def _build(self, spec: SandboxSpec) -> str:
         context = Path(spec.context)
         if not (context / "Dockerfile").is_file():
             raise BuildFailed(f"no Dockerfile in {context}", remedy="Give a context folder with a Dockerfile.")
-        tag = f"thundersync/context:{(await asyncio.to_thread(content_hash, context))[:32]}"
-        if await self._exists(tag):
+        tag = f"{REPOSITORY}:{(await asyncio.to_thread(content_hash, context))[:32]}"
+        if await self._id(tag) is not None:
             return tag
         archive = await asyncio.to_thread(_archive, context)
         log: list[str] = []
         try:
             async with asyncio.timeout(spec.build_timeout_s):
                 build = self._client.open().images.build(
-                    fileobj=archive, encoding="identity", tag=tag, rm=True, forcerm=True, stream=True
+                    fileobj=archive,
+                    encoding="identity",
+                    tag=tag,
+                    rm=True,
+                    forcerm=True,
+                    stream=True,
+                    labels={LABEL: "context"},
                 )
                 async for line in build:
                     log += str(line.get("stream") or line.get("status") or line.get("error") or "").splitlines()
@@ -71,40 +117,23 @@ class ImageStore:
             raise _failed(context, f"not done within {spec.build_timeout_s:.0f} s", log) from error
         except (aiodocker.DockerError, aiohttp.ClientError) as error:
             raise _failed(context, str(error), log) from error
-        if not await self._exists(tag):
+        if await self._id(tag) is None:
             raise _failed(context, "the daemon made no image", log)
         return tag
 
-    async def _pull(self, spec: SandboxSpec) -> str:
-        if await self._exists(spec.image):
-            return spec.image
-        remedy = f"Check the name, log in to its registry, or load it: docker load < {spec.image.split('/')[-1]}.tar"
-        try:
-            async with asyncio.timeout(spec.build_timeout_s):
-                await self._client.open().images.pull(spec.image)
-        except TimeoutError as error:
-            limit = f"{spec.build_timeout_s:.0f} s"
-            raise ImageMissing(f"image {spec.image} did not arrive within {limit}", remedy=remedy) from error
-        except (aiodocker.DockerError, aiohttp.ClientError) as error:
-            if "no space left" in str(error):
-                raise _no_room(f"image {spec.image} was not pulled") from error
-            raise ImageMissing(
-                f"image {spec.image} is not here and cannot be pulled: {error}", remedy=remedy
-            ) from error
-        return spec.image
-
-    async def _exists(self, name: str) -> bool:
+    async def _id(self, name: str) -> str | None:
+        """What the daemon calls a local image; None if it has none of this name."""
         try:
             async for attempt in patiently(BUSY_TOO):
                 with attempt:
-                    await self._client.open().images.inspect(name)
+                    return str((await self._client.open().images.inspect(name))["Id"])
         except aiodocker.DockerError as error:
             if error.status == 404:
-                return False
+                return None
             if BRIEFLY_AWAY.covers(error):
                 raise DaemonGone(f"cannot look for image {name}: {error}", remedy=REMEDY) from error
             raise ImageMissing(f"cannot look for image {name}: {error}", remedy="Is Docker still running?") from error
-        return True
+        raise AssertionError("the last attempt returns or raises")
 
 
 def _archive(context: Path) -> io.BytesIO:
@@ -125,8 +154,7 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _no_room(what: str) -> DiskFull:
-    remedy = "Make room where the daemon keeps its data (docker system df, docker system prune)."
-    return DiskFull(f"{what}: the Docker daemon's disk is full", remedy=remedy)
+    return DiskFull(f"{what}: the Docker daemon's disk is full", remedy=ROOM_REMEDY)
 
 
 def _failed(context: Path, reason: str, log: list[str]) -> BuildFailed:

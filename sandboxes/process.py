@@ -21,6 +21,7 @@ from sandboxes.channel import Channel
 from sandboxes.dockerfile import load_dockerfile
 from sandboxes.door import Door
 from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, SandboxError
+from sandboxes.orphans import end_orphans, owner_word
 from sandboxes.session import AgentSandbox, Hello, agent_argv, greet
 from sandboxes.shield import finish
 from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
@@ -99,8 +100,12 @@ class ProcessRuntime:
         self._states.pop(spec.context, None)
 
     async def reap(self, labels: Mapping[str, str]) -> int:
-        """Nothing to do: the kernel ends a box with its owner, and a box has no files outside itself."""
-        return 0
+        """Kill what is left of boxes whose owner on this machine has ended; returns how many boxes. None has labels.
+
+        The kernel ends a box with its owner. Only a launcher that lost its owner in the middle of its start leaves a
+        half-made child behind, which waits for ever.
+        """
+        return await asyncio.to_thread(end_orphans)
 
     async def close(self) -> None:
         """Remove every box. Idempotent. Raises: CloseFailed, naming boxes that would not end."""
@@ -149,7 +154,8 @@ class ProcessRuntime:
         sandbox_id = f"box-{secrets.token_hex(6)}"
         python, prefix = find_python()
         disk_bytes = self._room(spec)
-        argv = box_argv(agent_argv(python, sandbox_id), python_prefix=prefix, disk_bytes=disk_bytes)
+        command = [*agent_argv(python, sandbox_id), owner_word()]
+        argv = box_argv(command, python_prefix=prefix, disk_bytes=disk_bytes)
         path = f"{BOX_PATH}:{prefix}/bin" if prefix else BOX_PATH
         env = {"PATH": path, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", "LANG": "C.UTF-8"}
         async with self._starting:

@@ -4,6 +4,7 @@ Both runtimes make the same class; they differ in how the channel is opened and 
 """
 
 import asyncio
+import functools
 import os
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -181,8 +182,13 @@ async def greet(channel: Caller, hello: Hello, *, deadline_s: float) -> None:
 
 def agent_argv(python: str, sandbox_id: str) -> list[str]:
     """The command line of an agent; the id is there for people who read process lists."""
-    source = files("sandboxes").joinpath("agent.py").read_text(encoding="utf-8")
-    return [python, "-I", "-S", "-c", source, sandbox_id]
+    return [python, "-I", "-S", "-c", _agent_source(), sandbox_id]
+
+
+@functools.cache
+def _agent_source() -> str:
+    """Read once: a file that changes under a run must not give its sandboxes two agents."""
+    return files("sandboxes").joinpath("agent.py").read_text(encoding="utf-8")
 
 
 def checked_path(path: str) -> str:

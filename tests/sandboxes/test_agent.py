@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +43,15 @@ def test_the_agent_fits_a_command_line_and_imports_nothing_slow() -> None:
     assert len(source) < 100_000
     for slow in ("json", "signal", "subprocess", "pathlib", "typing", "re", "tarfile"):
         assert f"\nimport {slow}\n".encode() not in source
+
+
+def test_a_program_is_looked_for_as_a_shell_would(tmp_path: Path) -> None:
+    for folder, mode in (("first", 0o644), ("second", 0o755)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tool").write_text("")
+        (tmp_path / folder / "tool").chmod(mode)
+    path = f"{tmp_path}/none:{tmp_path}/first:{tmp_path}/second".encode()
+    assert agent.found(b"tool", {b"PATH": path}).endswith(b"/second/tool")
+    assert agent.found(b"./tool", {b"PATH": path}) == b"./tool"
+    with pytest.raises(FileNotFoundError, match="tool"):
+        agent.found(b"tool", {b"PATH": b"/none"})

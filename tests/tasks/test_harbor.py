@@ -6,7 +6,8 @@ import pytest
 
 from tests.tasks.folders import TOML, make_folder
 from thundersync.errors import TaskError
-from thundersync.tasks.harbor import load_tasks, strip_canary
+from thundersync.tasks.harbor import load_tasks
+from thundersync.tasks.harbor_files import strip_canary
 
 
 def test_a_complete_folder_becomes_one_task(tmp_path: Path) -> None:
@@ -58,9 +59,8 @@ def test_all_faults_of_all_folders_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "told"),
     [
-        ('[[steps]]\nname = "one"\n', "multi-step tasks"),
         ('[[environment.mcp_servers]]\nname = "x"\n', "MCP servers"),
-        ('[environment.healthcheck]\ncommand = "true"\n', "health checks"),
+        ('[environment.healthcheck]\ncommand = "true"\n', "a health check of the whole environment"),
         ("[environment]\ngpus = 1\n", "gpus = 1"),
         ('[environment]\nos = "windows"\n', 'os = "windows"'),
         ('[environment]\nnetwork_mode = "allowlist"\n', "a network allowlist"),
@@ -76,15 +76,11 @@ def test_what_cannot_be_run_yet_is_refused_by_name(tmp_path: Path, toml: str, to
     assert told in caught.value.message
 
 
-def test_compose_services_and_step_folders_are_refused_without_misleading_faults(tmp_path: Path) -> None:
+def test_compose_services_are_refused_without_misleading_faults(tmp_path: Path) -> None:
     (make_folder(tmp_path, "composed") / "environment" / "docker-compose.yaml").touch()
-    stepped = make_folder(tmp_path, "stepped")
-    (stepped / "instruction.md").unlink()
-    (stepped / "steps").mkdir()
     with pytest.raises(TaskError) as caught:
         load_tasks(str(tmp_path))
     assert "compose services" in caught.value.message
-    assert "multi-step" in caught.value.message
     assert "missing" not in caught.value.message
 
 

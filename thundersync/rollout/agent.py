@@ -9,14 +9,11 @@ refuses the roles) and for cancellation, and even then the sandbox is closed.
 """
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 
-from sandboxes.base import Runtime, Sandbox, SandboxSpec
+from sandboxes.base import Runtime, Sandbox
 from sandboxes.errors import SandboxError
-from sandboxes.shield import finish
 from thundersync.config import RolloutConfig
 from thundersync.core.types import (
     Failed,
@@ -29,17 +26,19 @@ from thundersync.core.types import (
     Scored,
     StopReason,
     Task,
+    UnscoredRollout,
 )
 from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator, Sampling
-from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted, Warned
+from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted
+from thundersync.rollout.attempt import Attempt, Broken, Clock, Emit, OnTurn
 from thundersync.rollout.dialogue import Dialogue, Renderer
-from thundersync.rollout.turns import Attempt, Broken, Clock, Conversation, Emit, OnTurn, in_time
-from thundersync.score.reward import CheckFailed, RewardChecker
-
-TTL_MARGIN_S = 600.0
-"""A sandbox outlives all the limits of its rollout by this, so that it never ends by itself under a live owner."""
-
+from thundersync.rollout.manners import Manners, OnePrompt
+from thundersync.rollout.turns import Conversation
+from thundersync.rollout.worlds import Worlds
+from thundersync.score.judge import CheckerJudge, Judge
+from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
+from thundersync.score.stages import in_stages
 
 OnContent = Callable[[FinalContent], None]
 
@@ -58,7 +57,7 @@ class ShellAgent:
         runtime: Runtime,
         checker: RewardChecker,
         config: RolloutConfig,
-        prompt: Sequence[Message],
+        prompt: Manners | Sequence[Message],
         emit: Emit,
         stop: tuple[str, ...] = (),
         pids: int = 256,
@@ -67,24 +66,42 @@ class ShellAgent:
         clock: Clock = time.monotonic,
         on_turn: OnTurn | None = None,
         on_content: OnContent | None = None,
+        judge: Judge | None = None,
     ) -> None:
-        """`on_content` is told of a rollout whose turns are over, before its checker runs.
+        """`judge` says what a rollout is worth; by default the task's checker. `on_content` is told of a rollout whose
+        turns are over, before that.
 
         `grace_s`: how long beyond its own limit a sandbox may take to answer or close before it counts as broken.
         """
         self._renderer = renderer
-        self._runtime = runtime
+        self.worlds = Worlds(
+            runtime,
+            checker,
+            timeout_s=config.timeout_s,
+            pids=pids,
+            labels=labels or {},
+            grace_s=grace_s,
+            emit=emit,
+            clock=clock,
+        )
+        """Where its sandboxes come from."""
         self._checker = checker
+        self._judge = judge or CheckerJudge(checker)
         self._config = config
-        self._prompt = list(prompt)
+        self._manners = (
+            prompt if isinstance(prompt, Manners) else OnePrompt(prompt, limit_chars=config.output_limit_chars)
+        )
         self._emit = emit
         self._sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens, stop=stop)
-        self._pids = pids
-        self._labels = dict(labels or {})
         self._grace_s = grace_s
         self._clock = clock
         self._on_turn = on_turn
         self._on_content = on_content
+        self._alive: dict[RolloutId, Attempt] = {}
+
+    def alive(self, rollout_id: RolloutId) -> Attempt | None:
+        """The attempt that runs under this name now, for whoever looks; it goes on meanwhile."""
+        return self._alive.get(rollout_id)
 
     async def run(
         self,
@@ -115,6 +132,7 @@ class ShellAgent:
             number=attempt,
         )
         outcome: Outcome
+        self._alive[rollout_id] = live
         try:
             outcome = await self._attempt(live)
         except SandboxError as error:
@@ -125,40 +143,60 @@ class ShellAgent:
             outcome = Failed(reason="engine", detail=error.message)
         except Broken as error:
             outcome = error.failed
+        finally:
+            self._alive.pop(rollout_id, None)
         return _rollout(live, outcome, started_s=started_s)
 
     async def _attempt(self, live: Attempt) -> Outcome:
-        opening = [*self._prompt, Message(role="user", content=live.task.instruction)]
+        opening = self._manners.opening(live.task)
         # Tokenising a long prompt would hold the loop.
         live.dialogue = await asyncio.to_thread(Dialogue, self._renderer, opening)
         if not live.dialogue.prompt_ids:
             raise Broken("agent", "the chat template made an empty prompt")
-        async with self._sandbox(live) as sandbox:
+        async with self.worlds.open(live.task, live.rollout_id) as sandbox:
+            talk = _Talk(self.worlds.limit_s(live.task))
+            verdict = await in_stages(
+                sandbox,
+                live.task,
+                act=lambda task, last: self._converse(live, sandbox, task, talk, last=last),
+                judge=lambda task: self._score(live, sandbox, task, talk.stop),
+                checker=self._checker,
+            )
+        return self._scored(live, verdict, talk.stop)
+
+    async def _converse(self, live: Attempt, sandbox: Sandbox, task: Task, talk: "_Talk", *, last: bool) -> None:
+        """The turns of one stage; most tasks have one. Those that nothing is left for are judged as they stand."""
+        assert live.dialogue is not None
+        if live.turns and talk.goes_on and len(live.turns) < self._config.max_turns:
+            await asyncio.to_thread(live.dialogue.follow, Message(role="user", content=task.instruction))
+        if not live.turns or (talk.goes_on and len(live.turns) < self._config.max_turns):
             conversation = Conversation(
                 live,
                 live.dialogue,
-                sandbox,
+                self._manners.hands(task, sandbox, tools=bool(self._renderer.tools)),
                 config=self._config,
                 sampling=self._sampling,
-                tools=bool(self._renderer.tools),
-                limit_s=self._limit_s(live.task),
+                limit_s=min(talk.left_s, task.agent_timeout_s or talk.left_s),
                 grace_s=self._grace_s,
                 emit=self._emit,
                 clock=self._clock,
                 on_turn=self._on_turn,
             )
-            stop = await conversation.run()
-            if self._on_content is not None:
-                self._on_content(_content(live, live.dialogue))
-            return await self._score(live, sandbox, stop)
+            began_s = self._clock()
+            talk.stop = await conversation.run()
+            talk.left_s -= self._clock() - began_s
+        if last and self._on_content is not None:
+            self._on_content(_content(live, live.dialogue))
 
-    async def _score(self, live: Attempt, sandbox: Sandbox, stop: StopReason) -> Outcome:
+    async def _score(self, live: Attempt, sandbox: Sandbox, task: Task, stop: StopReason) -> Verdict:
         self._emit(ScoringStarted(at_s=time.time(), rollout_id=live.rollout_id))
         started_s = self._clock()
         try:
-            verdict = await self._checker.score(sandbox, live.task)
+            return await self._judge.judge(sandbox, task, _unscored(live, stop))
         finally:
-            live.score_s = self._clock() - started_s
+            live.score_s += self._clock() - started_s
+
+    def _scored(self, live: Attempt, verdict: Verdict, stop: StopReason) -> Scored:
         self._emit(
             RolloutScored(
                 at_s=time.time(),
@@ -171,41 +209,19 @@ class ShellAgent:
                 score_s=live.score_s,
             )
         )
-        return Scored(reward=verdict.reward, rewards=verdict.rewards, stop=stop)
+        return Scored(reward=verdict.reward, rewards=verdict.rewards, stop=stop, change=verdict.change)
 
-    @asynccontextmanager
-    async def _sandbox(self, live: Attempt) -> AsyncIterator[Sandbox]:
-        task = live.task
-        spec = SandboxSpec(
-            image=task.image.name,
-            context=task.image.context,
-            workdir=task.workdir,
-            env=task.env,
-            network=task.network,
-            cpus=task.cpus,
-            memory_mib=task.memory_mib,
-            pids=self._pids,
-            build_timeout_s=task.build_timeout_s,
-            ttl_s=self._limit_s(task) + task.checker.timeout_s + TTL_MARGIN_S,
-            labels={**self._labels, "rollout": live.rollout_id},
-        )
-        start_limit_s = task.build_timeout_s + self._grace_s
-        sandbox = await in_time(self._runtime.start(spec), start_limit_s, "start")
-        try:
-            # Repairs start from a state that is made in the sandbox: the bug in, the repository's past out.
-            await in_time(self._checker.prepare(sandbox, task), start_limit_s, "be prepared")
-            yield sandbox
-        finally:
-            try:
-                await finish(sandbox.close(), limit_s=self._grace_s)
-            except (SandboxError, TimeoutError) as error:
-                # The verdict stands; the runtime still owns what is left and removes it when it closes.
-                text = f"sandbox {sandbox.sandbox_id} of rollout {live.rollout_id} did not close: {error}"
-                self._emit(Warned(at_s=time.time(), text=text))
 
-    def _limit_s(self, task: Task) -> float:
-        """Wall clock of a rollout's turns: the run's limit, or the task's own where that is shorter."""
-        return min(self._config.timeout_s, task.agent_timeout_s or math.inf)
+class _Talk:
+    """How much talking is left for the stages to come, and why the last talk ended."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.left_s = limit_s
+        self.stop: StopReason = "submitted"
+
+    @property
+    def goes_on(self) -> bool:
+        return self.left_s > 0 and self.stop != "context"
 
 
 def _content(attempt: Attempt, dialogue: Dialogue) -> FinalContent:
@@ -215,6 +231,21 @@ def _content(attempt: Attempt, dialogue: Dialogue) -> FinalContent:
         attempt=attempt.number,
         sequences=dialogue.sequences(),
         policy_version=attempt.policy_version,
+    )
+
+
+def _unscored(attempt: Attempt, stop: StopReason) -> UnscoredRollout:
+    dialogue = attempt.dialogue
+    return UnscoredRollout(
+        rollout_id=attempt.rollout_id,
+        group_id=attempt.group_id,
+        task_id=attempt.task.task_id,
+        attempt=attempt.number,
+        policy_version=attempt.policy_version,
+        messages=dialogue.messages if dialogue else [],
+        sequences=dialogue.sequences() if dialogue else [],
+        turns=attempt.turns,
+        stop=stop,
     )
 
 

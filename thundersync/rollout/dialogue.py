@@ -46,7 +46,7 @@ class ChatTokenizer(Protocol):
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, str]],
+        conversation: list[dict[str, Any]],
         *,
         tools: list[Tool] | None,
         add_generation_prompt: bool,
@@ -139,18 +139,24 @@ class Renderer:
             return ids[:-1], 0
         return ids, 0
 
-    def _text(self, messages: Sequence[Message], *, tools: Sequence[Tool], generation_prompt: bool) -> str:
-        conversation = [{"role": message.role, "content": message.content} for message in messages]
+    def render(
+        self, conversation: Sequence[Mapping[str, Any]], *, tools: Sequence[Tool], generation_prompt: bool = True
+    ) -> str:
+        """The template's rendering of messages as it takes them, tool calls and all. Raises: ChatTemplateError."""
         try:
             with self._lock:
                 return self._tokenizer.apply_chat_template(
-                    conversation,
+                    [dict(message) for message in conversation],
                     tools=list(tools) or None,
                     add_generation_prompt=generation_prompt,
                     tokenize=False,
                 )
         except Exception as error:  # a template is a program of the model's makers: it may raise anything
             raise ChatTemplateError(str(error) or type(error).__name__) from error
+
+    def _text(self, messages: Sequence[Message], *, tools: Sequence[Tool], generation_prompt: bool) -> str:
+        conversation = [{"role": message.role, "content": message.content} for message in messages]
+        return self.render(conversation, tools=tools, generation_prompt=generation_prompt)
 
     def _find_end_text(self) -> str:
         """What the template puts behind every reply: common to a conversation that ends there and one that goes on."""
@@ -182,8 +188,8 @@ class Dialogue:
         self._messages = list(messages)
         self._text = renderer.text(self._messages)
         """The template's rendering that `_open` stands for, up to the last reply's first token."""
-        self._open = _Growing(renderer.encode(self._text))
-        self._done: list[_Growing] = []
+        self._open = GrowingSequence(renderer.encode(self._text))
+        self._done: list[GrowingSequence] = []
         self._reply_text = ""
         self._end_sampled = 0
         self.forks = 0
@@ -196,6 +202,11 @@ class Dialogue:
     def prompt_ids(self) -> list[int]:
         """Ids of everything so far: the next generation's prompt."""
         return list(self._open.token_ids)
+
+    @property
+    def growing(self) -> GrowingSequence:
+        """The sequence that the next or the last reply belongs to."""
+        return self._open
 
     @property
     def sequence_index(self) -> int:
@@ -213,9 +224,9 @@ class Dialogue:
         self._messages.append(Message(role="assistant", content=self._reply_text))
         return self._reply_text
 
-    def follow(self, message: Message) -> None:
+    def follow(self, *messages: Message) -> None:
         """Append what answers the last reply. Forks where the template does not extend what was sampled."""
-        self._messages.append(message)
+        self._messages.extend(messages)
         whole = self._renderer.text(self._messages)
         said = self._text + self._reply_text
         tail_ids = self._renderer.encode_after_special(whole[len(said) :]) if whole.startswith(said) else []
@@ -226,7 +237,7 @@ class Dialogue:
             self._open.grow(tail_ids[ended:], None)
         else:
             self._done.append(self._open)
-            self._open = _Growing(self._renderer.encode(whole))
+            self._open = GrowingSequence(self._renderer.encode(whole))
             self.forks += 1
         self._text = whole
 
@@ -235,8 +246,8 @@ class Dialogue:
         return [growing.cut() for growing in (*self._done, self._open) if any(growing.sampled)]
 
 
-class _Growing:
-    """A token sequence under construction."""
+class GrowingSequence:
+    """A token sequence under construction: what was given and what was sampled, in order."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self.token_ids = list(prompt_ids)
@@ -248,6 +259,11 @@ class _Growing:
         self.token_ids.extend(token_ids)
         self.sampled.extend([logprobs is not None] * len(token_ids))
         self.logprobs.extend([0.0] * len(token_ids) if logprobs is None else logprobs)
+
+    def shrink(self, length: int) -> None:
+        """Forget everything behind the first `length` ids."""
+        for values in (self.token_ids, self.sampled, self.logprobs):
+            del values[length:]
 
     def cut(self) -> TokenSequence:
         end = len(self.sampled) - self.sampled[::-1].index(True)

@@ -51,11 +51,12 @@ class NoAction(Struct, frozen=True, kw_only=True):
 Parsed: TypeAlias = Action | NoAction
 
 
-def parse_reply(text: str, *, tools: bool = False) -> Parsed:
-    """The one action of a reply. With `tools`, a tool call counts too, and goes before any block."""
+def parse_reply(text: str, *, tools: bool = False, labels: tuple[str, ...] = ()) -> Parsed:
+    """The one action of a reply. With `tools`, a tool call counts too, and goes before any block; blocks with one of
+    `labels` count like those labelled `bash`."""
     if tools and "<tool_call>" in text:
         return _parse_tool_call(text)
-    blocks, unclosed = _shell_blocks(text)
+    blocks, unclosed = _shell_blocks(text, (*_SHELL_LABELS, *labels))
     if unclosed:
         return NoAction(reason="did not close its ``` block")
     if not blocks:
@@ -124,7 +125,7 @@ def _action(script: str, *, via: Literal["block", "tool"]) -> Parsed:
     return Action(command=command, submit=submit, via=via)
 
 
-def _shell_blocks(text: str) -> tuple[list[str], bool]:
+def _shell_blocks(text: str, labels: tuple[str, ...]) -> tuple[list[str], bool]:
     """The bodies of shell blocks, and whether the last block of any kind is left open.
 
     A block ends at a fence of at least as many backticks without a label, as in CommonMark, so that a script that
@@ -139,7 +140,7 @@ def _shell_blocks(text: str) -> tuple[list[str], bool]:
             if fence:
                 opening, label, body = fence[1], fence[2].lower(), []
         elif fence and len(fence[1]) >= len(opening) and not fence[2]:
-            if label in _SHELL_LABELS:
+            if label in labels:
                 blocks.append("\n".join(body))
             opening = ""
         else:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from thundersync.core.types import Failed, GroupId, Rollout, RolloutId, Task, TaskId
 from thundersync.generate.base import Generator
-from thundersync.monitor.events import AnyEvent, RolloutFailed
+from thundersync.monitor.events import AnyEvent, RolloutFailed, RolloutSeated
 
 OnRollout = Callable[[Rollout], Awaitable[None]]
 
@@ -41,6 +41,20 @@ class Agent(Protocol):
         policy_version: int,
         attempt: int = 1,
     ) -> Rollout: ...
+
+
+class GroupRunner(Protocol):
+    """What runs a step's groups: `RolloutRunner`, or what stands in its place in a bench."""
+
+    async def run(
+        self,
+        groups: Sequence[GroupPlan],
+        *,
+        policy_version: int,
+        on_rollout: OnRollout,
+        on_retry: Callable[[Rollout], None] = ...,
+        expected_s: Mapping[TaskId, float] | None = None,
+    ) -> None: ...
 
 
 class RolloutRunner:
@@ -114,6 +128,7 @@ class RolloutRunner:
         for attempt in range(1, self._attempts + 1):
             async with alive:
                 seat = seats.take(group.group_id, avoid)
+                self._emit(RolloutSeated(at_s=time.time(), rollout_id=rollout_id, engine=seat))
                 try:
                     rollout = await self._agent.run(
                         group.task,

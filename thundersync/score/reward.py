@@ -70,6 +70,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     reward: float
     rewards: dict[str, float]
+    change: str = ""
+    """Of a repair: the change that was judged, as a patch; bytes that are not UTF-8 are replaced."""
 
 
 class RewardChecker:
@@ -80,6 +82,10 @@ class RewardChecker:
         `runtime` starts the fresh sandboxes that repairs are judged in; without one they are refused."""
         self._grace_s = grace_s
         self._judge = RepairJudge(runtime) if runtime is not None else None
+
+    def prepares(self, task: Task) -> bool:
+        """Whether `prepare` has anything to do for this task."""
+        return task.checker.verdict == "repair"
 
     async def prepare(self, sandbox: Sandbox, task: Task) -> None:
         """Make a fresh sandbox what the task says the agent starts from, before its first turn.
@@ -98,6 +104,8 @@ class RewardChecker:
 
         Raises: CheckFailed, and the sandbox's own SandboxError.
         """
+        if task.stages:
+            raise CheckFailed("checker", f"{task.task_id} has stages, and each has a checker of its own")
         if task.checker.verdict == "repair":
             return await self._repair(sandbox, task)
         checker = task.checker
@@ -106,6 +114,8 @@ class RewardChecker:
             async with asyncio.timeout(limit_s):
                 await sandbox.kill_all()
                 await self._clear(sandbox)
+                if checker.shared:
+                    await sandbox.put_tree(Path(checker.shared), "/tests")
                 if checker.tests:
                     await sandbox.put_tree(Path(checker.tests), "/tests")
                 if checker.script:
@@ -127,6 +137,11 @@ class RewardChecker:
             raise CheckFailed("checker", f"checking {task.task_id} did not end within {limit_s:g} s") from error
         return Verdict(reward=training_reward(rewards), rewards=rewards)
 
+    async def clear(self, sandbox: Sandbox) -> None:
+        """Take tests and verdict away again, where the agent is to go on. Raises: CheckFailed, SandboxError."""
+        await sandbox.kill_all()
+        await self._clear(sandbox)
+
     async def _repair(self, sandbox: Sandbox, task: Task) -> Verdict:
         if self._judge is None:
             raise CheckFailed("checker", f"{task.task_id} is a repair, and there is no runtime to judge it in")
@@ -136,12 +151,14 @@ class RewardChecker:
             async with asyncio.timeout(limit_s):
                 await sandbox.kill_all()
                 repair = await asyncio.to_thread(load_repair, task.checker.tests)
-                verdict = await self._judge.judge(task, await take_change(sandbox, repair))
+                change = await take_change(sandbox, repair)
+                verdict = await self._judge.judge(task, change)
         except TimeoutError as error:
             raise CheckFailed("checker", f"judging {task.task_id} did not end within {limit_s:g} s") from error
         except (JudgeBroken, OSError, msgspec.DecodeError) as error:
             raise CheckFailed("checker", str(error)) from error
-        return Verdict(reward=float(verdict.resolved), rewards=verdict.rewards)
+        text = (change or "").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return Verdict(reward=float(verdict.resolved), rewards=verdict.rewards, change=text)
 
     async def _clear(self, sandbox: Sandbox) -> None:
         cleared = await sandbox.run(Command(script=_CLEAN, timeout_s=_CLEAN_TIMEOUT_S, cwd="/", user="root"))

@@ -19,7 +19,7 @@ _STATUS = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*)")
 _STATUS_LAST = re.compile(r"(\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)(\s+\[\s*\d+%\])?\s*")
 _RESULTS = re.compile(r"Results \([\d.]+s\):")
 _TOTALS = re.compile(
-    r"(?:=+ )?(?:((?:\d+ [a-z]+(?:, )?)+)|no tests ran) in [\d.]+ ?s(?:econds)?(?: \([\d:]+\))?(?: =+)?"
+    r"(?:=+ )?(?:((?:\d+ (?:subtests )?[a-z]+(?:, )?)+)|no tests ran) in [\d.]+ ?s(?:econds)?(?: \([\d:]+\))?(?: =+)?"
 )
 _COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed)")
 _PROGRESS = re.compile(r"\[\s*\d+%\]")

@@ -7,7 +7,7 @@ seven tasks in a hundred that fail this. Refuses to know formats.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from sandboxes.base import Command, Runtime, Sandbox
+from sandboxes.base import Result, Runtime, Sandbox
 from sandboxes.errors import BuildFailed, ImageMissing, SandboxError
 from sandboxes.shield import finish
 from thundersync.core.types import Task
@@ -23,11 +23,12 @@ from thundersync.errors import ThundersyncError
 from thundersync.score.missing_tools import missing_tool, wants_network
 from thundersync.score.repairs import JudgeBroken, RepairJudge, spec_of
 from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
+from thundersync.score.solution import run_solution, solution_limit_s
+from thundersync.score.stages import in_stages
 from thundersync.tasks.found import Found
 from thundersync.tasks.standin import base_images
 
 CLOSE_LIMIT_S = 60.0
-SOLUTION_LIMIT_S = 1800.0
 FULL = 1.0 - 1e-9
 _NO_BASE = ("pull access denied for ", "manifest for ", "failed to resolve reference ", 'Get "https://', "Get https://")
 """A daemon's words for a base image that it could not get."""
@@ -195,32 +196,32 @@ class TaskCheck:
                 raise _broken(CheckFailed("checker", error.message)) from error
             return Verdict(reward=float(judged.resolved), rewards=judged.rewards)
         async with self._sandbox(task) as sandbox:
-            return await self._score(sandbox, task)
+            return await self._in_stages(sandbox, task, lambda stage: asyncio.sleep(0))
 
     async def _solved(self, task: Task, user: Literal["agent", "root"]) -> "_Attempt":
+        results: list[Result] = []
+
+        async def solve(stage: Task) -> None:
+            results.append(await run_solution(sandbox, stage, user))
+
         async with self._sandbox(task) as sandbox:
-            solution = Path(task.solution)
-            await sandbox.write(f"/solution/{solution.name}", await asyncio.to_thread(solution.read_bytes), mode=0o755)
-            if solution.name == "solve.sh":  # Harbor's folder may hold more that the script needs
-                await sandbox.put_tree(solution.parent, "/solution")
-            limit_s = min(SOLUTION_LIMIT_S, task.agent_timeout_s or SOLUTION_LIMIT_S)
-            result = await sandbox.run(
-                Command(
-                    script=f"bash /solution/{solution.name}",
-                    timeout_s=limit_s,
-                    env={"DEBIAN_FRONTEND": "noninteractive"},
-                    user=user,
-                )
-            )
-            output = (result.stdout + result.stderr).decode("utf-8", "replace")
-            verdict = await self._score(sandbox, task)
-        why = f"the script ran past {limit_s:g} s" if result.timed_out else f"the script ended with {result.exit_code}"
+            verdict = await self._in_stages(sandbox, task, solve)
+        result = results[-1]
+        output = b"".join(each.stdout + each.stderr for each in results).decode("utf-8", "replace")
+        late = f"the script ran past {solution_limit_s(task):g} s"
+        why = late if result.timed_out else f"the script ended with {result.exit_code}"
         why += f", its last words: {output.strip()[-300:]!r}" if output.strip() else ""
         return _Attempt(reward=verdict.reward, said=missing_tool(output), why=why)
 
-    async def _score(self, sandbox: Sandbox, task: Task) -> Verdict:
+    async def _in_stages(self, sandbox: Sandbox, task: Task, act: Callable[[Task], Awaitable[None]]) -> Verdict:
         try:
-            return await self._checker.score(sandbox, task)
+            return await in_stages(
+                sandbox,
+                task,
+                act=lambda stage, last: act(stage),
+                judge=lambda stage: self._checker.score(sandbox, stage),
+                checker=self._checker,
+            )
         except CheckFailed as error:
             raise _broken(error) from error
 
@@ -252,6 +253,8 @@ def _broken(error: CheckFailed) -> _Ended:
 
 def _fetches(task: Task) -> list[str]:
     paths = [Path(task.solution), Path(task.checker.script), Path(task.checker.tests) / "test.sh"]
+    for stage in task.stages[1:]:
+        paths += [Path(stage.solution), Path(stage.checker.tests) / "test.sh"]
     if task.image.context:
         paths.append(Path(task.image.context) / "Dockerfile")
     return list(dict.fromkeys(each for path in paths if path.is_file() for each in wants_network(_read(path))))

@@ -14,13 +14,13 @@ import msgspec
 from thundersync.core.types import Checker, Image, Task
 from thundersync.errors import TaskError
 from thundersync.tasks.found import Found, listed, usable
+from thundersync.tasks.harbor_files import checker_command, in_its_stages, read_instruction, read_stages, read_text
 from thundersync.tasks.task_toml import TaskToml, parse_task_toml
 
 STARTER = Path(__file__).parent / "starter"
 """The shipped tasks; `starter/train` and `starter/eval` name its two splits wherever a path is asked for."""
 
 _PARTS = ("task.toml", "instruction.md", "environment", "tests", "steps")
-_CANARY = re.compile(r"\s*(#|<!--).*canary[ _-](guid|string)", re.IGNORECASE)
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
 
@@ -51,60 +51,45 @@ def find_harbor(path: str, *, variables: Mapping[str, str] | None = None) -> lis
 def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tuple[Task | None, list[str]]:
     """One task folder: its task, or None and all that is wrong, each fault beginning with the file it is about."""
     faults: list[str] = []
-    toml_text = _text(folder / "task.toml", faults)
+    toml_text = read_text(folder / "task.toml", faults)
     facts: TaskToml | None = None
     if toml_text is not None:
         facts, wrong = parse_task_toml(toml_text, variables=variables)
         faults += [f"task.toml {fault}" for fault in wrong]
-    if (folder / "steps").is_dir():
-        # Its instruction and tests lie in steps/: naming them as missing too would mislead.
-        if not any("multi-step" in fault for fault in faults):
-            faults.append("steps asks for what cannot be run yet: multi-step tasks")
-        return None, faults
-    instruction = strip_canary(_text(folder / "instruction.md", faults) or "")
-    if not instruction and (folder / "instruction.md").is_file():
-        faults.append("instruction.md is empty: write what the agent should do")
-    test = folder / "tests" / "test.sh"
-    if not test.is_file():
-        faults.append("tests/test.sh is missing: the script that writes /logs/verifier/reward.txt")
     faults += _environment_faults(folder / "environment", docker_image=facts.docker_image if facts else "")
+    in_stages = (folder / "steps").is_dir() or (facts is not None and bool(facts.stages))
+    stages = read_stages(folder, facts.stages if facts is not None else [], faults) if in_stages else []
+    instruction = "" if in_stages else read_instruction(folder / "instruction.md", faults)
+    test = folder / "tests" / "test.sh"
+    if not in_stages and not test.is_file():
+        faults.append("tests/test.sh is missing: the script that writes /logs/verifier/reward.txt")
     weights = _weights(folder / "weights.json", faults)
     if facts is None or faults:
         return None, faults
     dockerfile = folder / "environment" / "Dockerfile"
-    solution = folder / "solution" / "solve.sh"
-    return (
-        Task(
-            task_id=folder.name,
-            suite=suite,
-            instruction=instruction,
-            image=Image(name=facts.docker_image, context=str(dockerfile.parent) if dockerfile.is_file() else ""),
-            checker=Checker(
-                tests=str(test.parent),
-                command=_command(test),
-                timeout_s=facts.checker_timeout_s,
-                env=facts.checker_env,
-                weights=weights,
-            ),
-            workdir=facts.workdir or dockerfile_workdir(dockerfile),
-            env=facts.env,
-            solution=str(solution) if solution.is_file() else "",
-            agent_timeout_s=facts.agent_timeout_s,
-            build_timeout_s=facts.build_timeout_s,
-            cpus=facts.cpus,
-            memory_mib=facts.memory_mib,
-            network=facts.network,
+    world = Task(
+        task_id=folder.name,
+        suite=suite,
+        instruction=instruction,
+        image=Image(name=facts.docker_image, context=str(dockerfile.parent) if dockerfile.is_file() else ""),
+        checker=Checker(
+            tests=str(test.parent), timeout_s=facts.checker_timeout_s, env=facts.checker_env, weights=weights
         ),
-        [],
+        workdir=facts.workdir or dockerfile_workdir(dockerfile),
+        env=facts.env,
+        agent_timeout_s=facts.agent_timeout_s,
+        build_timeout_s=facts.build_timeout_s,
+        cpus=facts.cpus,
+        memory_mib=facts.memory_mib,
+        network=facts.network,
+        stage_rewards=facts.stage_rewards,
     )
-
-
-def strip_canary(text: str) -> str:
-    """The instruction without the comment lines at its top that mark benchmark data, and without outer blanks."""
-    lines = text.strip().splitlines()
-    while lines and (not lines[0].strip() or _CANARY.match(lines[0])):
-        del lines[0]
-    return "\n".join(lines).strip()
+    if stages:
+        return in_its_stages(world, stages), []
+    solution = folder / "solution" / "solve.sh"
+    checker = msgspec.structs.replace(world.checker, command=checker_command(test))
+    solved = str(solution) if solution.is_file() else ""
+    return msgspec.structs.replace(world, checker=checker, solution=solved), []
 
 
 def resolve(path: str) -> Path:
@@ -156,16 +141,6 @@ def _environment_faults(environment: Path, *, docker_image: str) -> list[str]:
     return []
 
 
-def _text(path: Path, faults: list[str]) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        faults.append(f"{path.name} is missing")
-    except (OSError, UnicodeDecodeError) as error:
-        faults.append(f"{path.name} cannot be read: {error}")
-    return None
-
-
 def _weights(path: Path, faults: list[str]) -> dict[str, float]:
     """SETA's weights of single tests; a task without the file has none."""
     if not path.is_file():
@@ -179,15 +154,6 @@ def _weights(path: Path, faults: list[str]) -> dict[str, float]:
         faults.append("weights.json needs weights of at least 0, not all of them 0")
         return {}
     return weights
-
-
-def _command(test: Path) -> str:
-    """Harbor executes test.sh; its first line may name another interpreter than a shell."""
-    with test.open("rb") as file:
-        first = file.readline(256).decode("utf-8", "replace").strip()
-    if first.startswith("#!") and not re.search(r"\b(ba|da)?sh\b", first):
-        return f"{first.removeprefix('#!').strip()} /tests/test.sh"
-    return "bash /tests/test.sh"
 
 
 def dockerfile_workdir(dockerfile: Path) -> str:

@@ -94,6 +94,11 @@ def _found(env: EnvConfig, variables: Mapping[str, str] | None, keep: KeptFiles)
             return iter(find_terminal_bench(resolve(env.path), keep=keep))
         case "swe_smith" | "swe_bench" | "prompts":
             return _rows(env.path, read_rows(env.path, split=env.split), keep)
+        case "verifiers":
+            raise TaskError(
+                f"the environment {env.path} brings its own agent and rewards: there are no tasks without it",
+                remedy="Train with it: `thundersync run`, or an Engine of your own.",
+            )
         case _:
             return iter(find_harbor(env.path, variables=variables))
 
@@ -202,9 +207,9 @@ def _ids(path: str) -> set[str]:
 
 
 def _shaped(task: Task, env: EnvConfig) -> Task:
-    if task.checker.verdict in ("repair", "swebench_results"):
+    if task.checker.verdict in ("repair", "swebench_results") or task.stages:
         raise TaskError(
-            f"env.reward = {env.reward!r} needs the results of single tests, and {task.task_id} is judged as a whole",
+            f"env.reward = {env.reward!r} needs the results of single tests, and {task.task_id} is not judged so",
             remedy='Set env.reward = "task".',
         )
     checker = msgspec.structs.replace(task.checker, shaping=env.reward)

@@ -6,6 +6,7 @@ Stands between the loaded tasks and the step driver. Refuses to know what a task
 import functools
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 from thundersync.core.types import Task
 from thundersync.errors import TaskError
@@ -51,6 +52,17 @@ class TaskSource:
         """The `prompts_per_step` tasks of a step, counted from 0; one may come twice only across an epoch's end."""
         first = step_index * self._prompts_per_step
         return [self._at(position) for position in range(first, first + self._prompts_per_step)]
+
+    async def take(self, step_index: int) -> list[Task]:
+        """The same for whoever works them now; a source that makes its tasks as it goes makes them here."""
+        return self.step(step_index)
+
+    def state(self) -> Any:
+        """What a checkpoint keeps of it: nothing, because the order follows from seed and step."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Go on from a checkpoint's `state`."""
 
     def _at(self, position: int) -> Task:
         epoch, index = divmod(position, len(self._by_id))

@@ -12,6 +12,8 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from thundersync.core.types import HealthCheck
+
 NetworkMode = Literal["public", "no-network", "allowlist"]
 TableT = TypeVar("TableT", bound=Struct)
 
@@ -52,6 +54,45 @@ class EnvironmentTable(Struct, frozen=True, kw_only=True):
     healthcheck: dict[str, object] | None = None
 
 
+class StageVerifierTable(Struct, frozen=True, kw_only=True):
+    timeout_sec: float | None = None
+    """None: the task's own."""
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+    environment_mode: str = "shared"
+
+
+class HealthCheckTable(Struct, frozen=True, kw_only=True):
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    start_period_sec: float = 0.0
+    start_interval_sec: float = 5.0
+    retries: int = 3
+
+
+class StageTable(Struct, frozen=True, kw_only=True):
+    """One of [[steps]]. What it collects (`artifacts`) is for viewers of Harbor's."""
+
+    name: str
+    agent: AgentTable = AgentTable()
+    verifier: StageVerifierTable = StageVerifierTable()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: HealthCheckTable | None = None
+
+
+class StageToml(Struct, frozen=True, kw_only=True):
+    """What a task.toml says of one stage."""
+
+    name: str
+    agent_timeout_s: float | None
+    checker_timeout_s: float
+    checker_env: dict[str, str]
+    min_reward: float | dict[str, float] | None
+    healthcheck: HealthCheck | None
+
+
 class TaskToml(Struct, frozen=True, kw_only=True):
     """What a task.toml says, in the units of `core.types.Task`."""
 
@@ -66,6 +107,8 @@ class TaskToml(Struct, frozen=True, kw_only=True):
     cpus: float
     memory_mib: int
     network: bool
+    stages: list[StageToml] = []
+    stage_rewards: Literal["mean", "final"] = "mean"
 
 
 def parse_task_toml(text: str, *, variables: Mapping[str, str]) -> tuple[TaskToml | None, list[str]]:
@@ -85,22 +128,79 @@ def parse_task_toml(text: str, *, variables: Mapping[str, str]) -> tuple[TaskTom
     version = str(data.get("schema_version", data.get("version", "1.4")))
     if version.split(".")[0] != "1":
         faults.append(f"has schema version {version!r}; versions 1.x are understood")
-    faults += _not_run_yet(data, agent, verifier, environment)
+    faults += _not_run_yet(agent, verifier, environment)
+    checker_env = _filled(verifier.env, "verifier.env", variables, faults)
+    stages = _stages(data, agent, verifier, environment, checker_env, variables, faults)
+    strategy = data.get("multi_step_reward_strategy", "mean")
+    if strategy not in ("mean", "final"):
+        faults.append(f"has multi_step_reward_strategy = {strategy!r}; it is mean or final")
     return (
         TaskToml(
             agent_timeout_s=agent.timeout_sec,
             checker_timeout_s=verifier.timeout_sec,
             build_timeout_s=environment.build_timeout_sec,
-            checker_env=_filled(verifier.env, "verifier.env", variables, faults),
+            checker_env=checker_env,
             env=_filled(environment.env, "environment.env", variables, faults),
             docker_image=environment.docker_image,
             workdir=environment.workdir,
             cpus=environment.cpus,
             memory_mib=_memory_mib(environment, faults),
             network=_network(agent, environment),
+            stages=stages,
+            stage_rewards="final" if strategy == "final" else "mean",
         ),
         faults,
     )
+
+
+def _stages(
+    data: Mapping[str, object],
+    agent: AgentTable,
+    verifier: VerifierTable,
+    environment: EnvironmentTable,
+    checker_env: Mapping[str, str],
+    variables: Mapping[str, str],
+    faults: list[str],
+) -> list[StageToml]:
+    """What a stage leaves out is as the task has it."""
+    try:
+        tables = msgspec.convert(data.get("steps", []), list[StageTable])
+    except msgspec.ValidationError as error:
+        faults.append(f"[[steps]] {str(error).replace('$', 'steps')}")
+        return []
+    stages = []
+    for table in tables:
+        its = msgspec.structs.replace(
+            verifier,
+            user=table.verifier.user if table.verifier.user is not None else verifier.user,
+            network_mode=table.verifier.network_mode or verifier.network_mode,
+            environment_mode=table.verifier.environment_mode,
+        )
+        if table.agent.network_mode not in (None, agent.network_mode):
+            faults.append(f"[[steps]] {table.name} asks for what cannot be run yet: a network of its own")
+        faults += [f"[[steps]] {table.name} {fault}" for fault in _not_run_yet(table.agent, its, environment)]
+        own = _filled(table.verifier.env, f"steps.{table.name}.verifier.env", variables, faults)
+        check = table.healthcheck
+        stages.append(
+            StageToml(
+                name=table.name,
+                agent_timeout_s=table.agent.timeout_sec or agent.timeout_sec,
+                checker_timeout_s=table.verifier.timeout_sec or verifier.timeout_sec,
+                checker_env={**checker_env, **own},
+                min_reward=table.min_reward,
+                healthcheck=None
+                if check is None
+                else HealthCheck(
+                    command=check.command,
+                    interval_s=check.interval_sec,
+                    timeout_s=check.timeout_sec,
+                    start_period_s=check.start_period_sec,
+                    start_interval_s=check.start_interval_sec,
+                    retries=check.retries,
+                ),
+            )
+        )
+    return stages
 
 
 def _table(data: Mapping[str, object], name: str, kind: type[TableT], faults: list[str]) -> TableT:
@@ -112,14 +212,11 @@ def _table(data: Mapping[str, object], name: str, kind: type[TableT], faults: li
         return kind()
 
 
-def _not_run_yet(
-    data: Mapping[str, object], agent: AgentTable, verifier: VerifierTable, environment: EnvironmentTable
-) -> list[str]:
+def _not_run_yet(agent: AgentTable, verifier: VerifierTable, environment: EnvironmentTable) -> list[str]:
     """Features of the format that change what a task is; running it without them would score something else."""
     found = {
-        "multi-step tasks ([[steps]])": bool(data.get("steps")),
         "MCP servers": bool(environment.mcp_servers),
-        "health checks": environment.healthcheck is not None,
+        "a health check of the whole environment": environment.healthcheck is not None,
         f"gpus = {environment.gpus}": environment.gpus > 0,
         f'os = "{environment.os}"': environment.os != "linux",
         "a network allowlist": "allowlist" in (agent.network_mode, environment.network_mode),

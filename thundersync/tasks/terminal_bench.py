@@ -13,7 +13,8 @@ from msgspec import Struct
 from thundersync.core.types import Checker, Image, Task, VerdictKind
 from thundersync.tasks.compose import read_compose
 from thundersync.tasks.found import Found
-from thundersync.tasks.harbor import dockerfile_workdir, strip_canary
+from thundersync.tasks.harbor import dockerfile_workdir
+from thundersync.tasks.harbor_files import strip_canary
 from thundersync.tasks.kept import KeptFiles
 
 _VERDICTS: dict[str, VerdictKind] = {"pytest": "test_summary", "swebench": "swebench_results"}

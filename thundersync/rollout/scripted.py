@@ -1,0 +1,119 @@
+"""Rollouts without a model: one that runs the reference solution, one that does nothing.
+
+In the place of `rollout.agent.ShellAgent` in an evaluation: what the first scores is the ceiling of a suite on this
+machine, and the second must score nothing. Sandboxes, preparation and judging are the same. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from sandboxes.base import Sandbox
+from sandboxes.errors import SandboxError
+from thundersync.core.types import Failed, GroupId, Outcome, Rollout, RolloutId, Scored, Task
+from thundersync.generate.base import Generator
+from thundersync.monitor.events import AnyEvent, RolloutScored, RolloutStarted, ScoringStarted
+from thundersync.rollout.attempt import Broken
+from thundersync.rollout.worlds import Worlds
+from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
+from thundersync.score.solution import run_solution
+from thundersync.score.stages import in_stages
+
+FULL = 1.0 - 1e-9
+
+
+class ScriptedAgent:
+    """`oracle` runs the task's reference solution, as root where it does not work otherwise; `idle` does nothing."""
+
+    def __init__(
+        self,
+        kind: Literal["oracle", "idle"],
+        *,
+        worlds: Worlds,
+        checker: RewardChecker,
+        emit: Callable[[AnyEvent], None],
+    ) -> None:
+        self._kind = kind
+        self._worlds = worlds
+        self._checker = checker
+        self._emit = emit
+
+    async def run(
+        self,
+        task: Task,
+        *,
+        rollout_id: RolloutId,
+        group_id: GroupId,
+        generator: Generator,
+        policy_version: int,
+        attempt: int = 1,
+    ) -> Rollout:
+        """One attempt at `task`; `generator` is not asked. A world that fails is an outcome, not an error."""
+        started_s = time.time()
+        self._emit(
+            RolloutStarted(
+                at_s=started_s, rollout_id=rollout_id, group_id=group_id, task_id=task.task_id, attempt=attempt
+            )
+        )
+        outcome: Outcome
+        try:
+            verdict = await self._verdict(task, rollout_id)
+            outcome = Scored(reward=verdict.reward, rewards=verdict.rewards, stop="submitted", change=verdict.change)
+            self._emit(
+                RolloutScored(
+                    at_s=time.time(),
+                    rollout_id=rollout_id,
+                    group_id=group_id,
+                    reward=verdict.reward,
+                    stop="submitted",
+                    turns=0,
+                    sampled_tokens=0,
+                    score_s=time.time() - started_s,
+                )
+            )
+        except SandboxError as error:
+            outcome = Failed(reason="sandbox", detail=str(error))
+        except CheckFailed as error:
+            outcome = Failed(reason=error.reason, detail=error.message)
+        except Broken as error:
+            outcome = error.failed
+        return Rollout(
+            rollout_id=rollout_id,
+            group_id=group_id,
+            task_id=task.task_id,
+            policy_version=policy_version,
+            messages=[],
+            sequences=[],
+            turns=[],
+            outcome=outcome,
+            started_s=started_s,
+            score_s=time.time() - started_s,
+            attempt=attempt,
+        )
+
+    async def _verdict(self, task: Task, rollout_id: RolloutId) -> Verdict:
+        if self._kind == "idle":
+            return await self._attempt(task, rollout_id, lambda sandbox, task: asyncio.sleep(0))
+        if not task.solution:
+            raise Broken("agent", f"task {task.task_id} has no reference solution to run")
+        verdict = await self._attempt(task, rollout_id, lambda sandbox, task: run_solution(sandbox, task, "agent"))
+        if verdict.reward >= FULL:
+            return verdict
+        return await self._attempt(task, rollout_id, lambda sandbox, task: run_solution(sandbox, task, "root"))
+
+    async def _attempt(
+        self, task: Task, rollout_id: RolloutId, act: Callable[[Sandbox, Task], Awaitable[object]]
+    ) -> Verdict:
+        async with self._worlds.open(task, rollout_id) as sandbox:
+
+            async def work(stage: Task, last: bool) -> None:
+                await act(sandbox, stage)
+
+            async def judge(stage: Task) -> Verdict:
+                self._emit(ScoringStarted(at_s=time.time(), rollout_id=rollout_id))
+                return await self._checker.score(sandbox, stage)
+
+            return await in_stages(sandbox, task, act=work, judge=judge, checker=self._checker)

@@ -108,10 +108,16 @@ def test_the_whole_vocabulary_may_be_compared_at_any_temperature() -> None:
         ({"turns": "forward"}, "needs a teacher"),
         ({"mode": "lazy", "turns": "forward"}, 'contradicts stream.mode = "lazy"'),
         ({"mode": "lazy", "release": "content"}, 'contradicts stream.mode = "lazy"'),
+        ({"mode": "group", "turns": "immediate"}, 'contradicts stream.mode = "group"'),
+        ({"mode": "group", "release": "content"}, 'contradicts stream.mode = "group"'),
     ],
 )
 def test_a_stream_that_contradicts_itself_is_refused(stream: dict[str, object], told: str) -> None:
     assert told in faults(stream=stream)
+
+
+def test_groups_are_not_final_by_themselves_where_rewards_of_the_whole_step_are_compared() -> None:
+    assert "no group is final by itself" in faults(stream={"mode": "group"}, algo={"type": "reinforce_pp"})
 
 
 def test_a_configuration_built_in_python_meets_the_same_checks() -> None:

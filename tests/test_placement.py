@@ -4,7 +4,7 @@ import pytest
 
 from thundersync.config_file import config_from
 from thundersync.errors import ConfigError
-from thundersync.placement import Placement, place
+from thundersync.placement import Placement, place, place_engines
 
 SMALL: dict[str, object] = {"model": {"name": "m"}, "env": {"path": "p"}}
 OPD: dict[str, object] = {"algo": {"type": "opd"}, "teacher": {"name": "t"}}
@@ -131,3 +131,20 @@ def test_a_cpu_without_bfloat16_instructions_computes_in_float32() -> None:
     assert on([0, 1], flags={"avx2"}).dtype == "float32"
     assert on([0, 1], flags={"avx512_bf16"}).dtype == "bfloat16"
     assert on([0, 1], flags={"avx2"}, model={"name": "m", "dtype": "bfloat16"}).dtype == "bfloat16"
+
+
+def alone(cores: Sequence[int], gpus: Sequence[int] = (), **sections: object) -> Placement:
+    return place_engines(config_from(SMALL | sections), cores=cores, gpus=gpus, cpu_flags=set())
+
+
+def test_without_a_trainer_the_engines_have_everything() -> None:
+    assert alone(range(4)).engine.cpus == [0, 1, 2, 3]
+    assert alone(range(4), engine={"cpus": [1]}, trainer={"cpus": [2]}).engine.cpus == [1]
+    both = alone([0], range(4), engine={"tensor_parallel_size": 2, "gpu_memory_utilization": 0.9})
+    assert (both.engine.gpus, both.engine.replicas, both.engine.gpu_share) == ([0, 1, 2, 3], 2, 0.9)
+    named = alone([0], range(4), engine={"gpus": [1]}, trainer={"gpus": [2]})
+    assert (named.engine.gpus, named.engine.replicas) == ([1], 1)
+    with pytest.raises(ConfigError, match=r"engine\.gpus names \[7\]"):
+        alone([0], [0], engine={"gpus": [7]}, trainer={"gpus": [0]})
+    with pytest.raises(ConfigError, match="3 engines of 1 GPUs need 3, 2 are there"):
+        alone([0], [0, 1], engine={"replicas": 3})

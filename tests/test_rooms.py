@@ -19,13 +19,20 @@ OWNERS = {
         "thundersync/generate/",
     ),
     "aiodocker": ("sandboxes/",),
+    "textual": ("thundersync/monitor/app/",),
     "rich": (
         "thundersync/monitor/",
         "thundersync/doctor/",
         "thundersync/session.py",
         "thundersync/verify/report.py",
+        "thundersync/bench/report.py",
+        "thundersync/evaluate/tables.py",
+        "thundersync/bench/command.py",
         "thundersync/tasks/command.py",
+        "thundersync/tasks/make_command.py",
         "thundersync/tasks/report.py",
+        "thundersync/plan/command.py",
+        "thundersync/plan/report.py",
         "thundersync/__main__.py",
     ),
 }
@@ -61,6 +68,14 @@ def test_the_core_imports_only_itself_and_the_errors() -> None:
         own = {m for m in imports(path) if m.startswith(("thundersync", "sandboxes"))}
         assert all(m.startswith("thundersync.core") or m == "thundersync.errors" for m in own), path
         assert not imports(path) & {"asyncio", "time", "logging", "structlog", "os"}, path
+
+
+def test_the_forecast_knows_values_only() -> None:
+    allowed = ("thundersync.core", "thundersync.forecast", "thundersync.monitor.events", "thundersync.errors")
+    for path in (REPO / "thundersync" / "forecast").glob("*.py"):
+        found = imports(path)
+        assert all(m.startswith(allowed) for m in found if m.startswith(("thundersync", "sandboxes"))), path
+        assert not found & {"asyncio", "time", "logging", "structlog", "os", "pathlib", "numpy", "psutil"}, path
 
 
 def test_sandboxes_know_nothing_of_training() -> None:

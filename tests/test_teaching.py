@@ -89,9 +89,9 @@ def test_only_the_teacher_is_told_the_solution(tmp_path: Path) -> None:
     refuse_untold(with_solutions)
     assert "mkdir out" in told_solution(first)
     assert first.instruction.strip() in told_solution(first)
-    told = told_prompts(with_solutions, lambda text: list(text.encode()))
+    told = told_prompts(with_solutions, lambda task: list(task.instruction.encode()))
     assert bytes(told[first.task_id]).decode() == told_solution(first)
-    longer = longer_by(told, with_solutions, lambda text: list(text.encode()))
+    longer = longer_by(told, with_solutions, lambda task: list(task.instruction.encode()))
     assert longer == len(told_solution(first)) - len(first.instruction)
 
 

@@ -4,7 +4,7 @@ so that `--help` and a wrong configuration answer at once."""
 from __future__ import annotations
 
 import os
-import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +25,12 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Change one setting, e.g. --set optim.lr=1e-5", metavar="KEY=VALUE")
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a panel.")]
+
+
+class Attempter(StrEnum):
+    POLICY = "policy"
+    ORACLE = "oracle"
+    IDLE = "idle"
 
 
 @app.command()
@@ -55,20 +61,65 @@ def run(
     raise typer.Exit(check(work, console))
 
 
+@app.command()
+def serve(
+    config: ConfigPath,
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
+    plain: Plain = False,
+) -> None:
+    """Train whatever agents come to an OpenAI-compatible endpoint: `run` with [serve], which may be left out."""
+    from thundersync.config_file import read_config
+    from thundersync.dry_run import units
+    from thundersync.session import check, train, with_endpoint
+
+    console = Console()
+
+    def work() -> int:
+        loaded = read_config(config, set_ or ())
+        for note in loaded.notes:
+            console.print(f"[dim]note: {note}[/]")
+        console.print(units(loaded.config), markup=False, highlight=False)
+        return train(with_endpoint(loaded.config), resume=resume, plain=plain, console=console)
+
+    raise typer.Exit(check(work, console))
+
+
 @app.command(name="eval")
 def evaluate(
     config: ConfigPath,
     set_: Overrides = None,
     model: Annotated[str, typer.Option(help="A checkpoint folder or any model name instead of model.name.")] = "",
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="Tasks instead of [eval.env]: a path, a data set's id, starter/eval; may be repeated."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Rollouts of each task; 0: eval.group_size.")] = 0,
+    agent: Annotated[
+        Attempter, typer.Option(help="oracle: run the reference solutions; idle: do nothing. Both need no engine.")
+    ] = Attempter.POLICY,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest evaluation of this name.")] = False,
     plain: Plain = False,
 ) -> None:
-    """Evaluate a model on the [eval] tasks."""
+    """Evaluate a model on held-out tasks: pass@k and mean reward with intervals, per task and per suite."""
     from thundersync.config_file import read_config
     from thundersync.session import check, evaluate_once
 
     console = Console()
     overrides = [*(set_ or ()), *([f"model.name={model}"] if model else [])]
-    work = lambda: evaluate_once(read_config(config, overrides).config, plain=plain, console=console)  # noqa: E731
+
+    def work() -> int:
+        loaded = read_config(config, overrides).config
+        return evaluate_once(
+            loaded,
+            suites=suite or (),
+            samples=samples,
+            agent=agent.value,
+            resume=resume,
+            plain=plain,
+            console=console,
+        )
+
     raise typer.Exit(check(work, console))
 
 
@@ -94,24 +145,83 @@ def verify(
 
 
 @app.command()
+def bench(
+    config: ConfigPath,
+    set_: Overrides = None,
+    json: Annotated[Path | None, typer.Option(help="Also write what was found to this file.", metavar="FILE")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also draw it to this file, as SVG.", metavar="FILE")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Also write the workload to this file, to be replayed.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Measure streamed, grouped and lazy steps on one replayed workload, side by side; keeps no weights."""
+    from thundersync.bench.command import bench_once
+    from thundersync.config_file import read_config
+    from thundersync.session import check
+
+    console = Console()
+
+    def work() -> int:
+        loaded = read_config(config, set_ or (), own_tasks=True).config
+        return bench_once(loaded, json=json, picture=chart, record=record, console=console)
+
+    raise typer.Exit(check(work, console))
+
+
+@app.command()
 def monitor(
     target: Annotated[str, typer.Argument(help="A run's folder, or the address of its feed.", metavar="RUN|ENDPOINT")],
     plain: Plain = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event, for pipes.")] = False,
+    keys: Annotated[
+        Path | None, typer.Option(help="A viewer's folder of keys, for a run on another machine.", metavar="DIR")
+    ] = None,
 ) -> None:
-    """Watch a run, live or finished, from any terminal."""
-    from thundersync.monitor.view import pipe, show
+    """Watch a run, live or finished, from any terminal or machine."""
+    from thundersync.monitor.command import look
     from thundersync.session import check, run_to_the_end
 
     console = Console()
-
-    async def work() -> None:
-        if json:
-            await pipe(target, sys.stdout)
-        else:
-            await show(target, plain=plain, console=console)
-
+    work = lambda: look(target, plain=plain, json=json, keys=keys, console=console)  # noqa: E731
     raise typer.Exit(check(lambda: run_to_the_end(work(), console, farewell="closing the view"), console))
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where the keys go.", metavar="DIR")],
+    viewer: Annotated[str, typer.Option(help="Whose keys; one name for each who watches.")] = "viewer",
+) -> None:
+    """Make the keys with which a run can be watched from other machines."""
+    from thundersync.monitor.command import make
+    from thundersync.session import check
+
+    console = Console()
+    raise typer.Exit(check(lambda: make(folder, viewer, console), console))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="The folders of one or several runs.", metavar="RUN...")],
+    out: Annotated[Path | None, typer.Option(help="Where the page goes; else into the first run's folder.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Instead of a page: a trace for Perfetto, of one run.", metavar="FILE")
+    ] = None,
+    step: Annotated[
+        list[int] | None, typer.Option(help="A step to trace, or to show whatever else is left out; may be repeated.")
+    ] = None,
+) -> None:
+    """Write a run, or several side by side, as one HTML page; or a step as a trace."""
+    from thundersync.report.command import report_or_trace
+    from thundersync.session import check
+
+    console = Console()
+
+    def work() -> int:
+        said = report_or_trace(runs, out=out, trace=trace, steps=step or ())
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        return 0
+
+    raise typer.Exit(check(work, console))
 
 
 @tasks.command(name="check")
@@ -151,6 +261,64 @@ def check_tasks(
         lambda: run_to_the_end(work, console, farewell="ending the check; its report can be continued"), console
     )
     raise typer.Exit(code or int(bool(bad)))
+
+
+@tasks.command(name="make-repairs")
+def make_repairs(
+    packages: Annotated[list[str], typer.Argument(help="Source folders, or names on PyPI.", metavar="PACKAGE...")],
+    out: Annotated[Path, typer.Option(help="Folder for the rows, and for what they start from.", metavar="DIR")],
+    count: Annotated[int, typer.Option(min=1, help="Repairs of each package, if it has so many.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Which bugs are tried first.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Bugs at a time.")] = 2,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one run of the tests.")] = 120.0,
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="An installed package that the tests import.", metavar="NAME")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="auto, docker or process.")] = "auto",
+    base_image: Annotated[
+        str, typer.Option(help="For Docker: an image with bash, git and python3.", metavar="IMAGE")
+    ] = "python:3.11",
+) -> None:
+    """Make repair tasks of a small Python package and its tests: rows in SWE-smith's format."""
+    from thundersync.session import check, run_to_the_end
+    from thundersync.tasks.make_command import make_all
+
+    console = Console()
+
+    async def work() -> None:
+        await make_all(
+            packages,
+            out,
+            count=count,
+            seed=seed,
+            jobs=jobs,
+            timeout_s=timeout,
+            beside=with_ or (),
+            runtime=runtime,
+            docker_host=os.environ.get("DOCKER_HOST", ""),
+            base_image=base_image,
+            console=console,
+        )
+
+    farewell = "ending; what was tried is kept"
+    raise typer.Exit(check(lambda: run_to_the_end(work(), console, farewell=farewell), console))
+
+
+@app.command()
+def plan(
+    target: Annotated[Path, typer.Argument(help="A TOML file or a run's folder.", metavar="CONFIG|RUN")],
+    json: Annotated[Path | None, typer.Option(help="Also write what was found to this file.", metavar="FILE")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw a step, lazy and streamed, as SVG.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Say what a run's steps would take under another order or split of devices, and the memory it needs."""
+    from thundersync.plan.command import plan
+    from thundersync.session import check
+
+    console = Console()
+    work = lambda: plan(target, json=json, picture=picture, variables=os.environ, console=console)  # noqa: E731
+    raise typer.Exit(check(work, console))
 
 
 @app.command()

@@ -16,19 +16,24 @@ from pathlib import Path
 import msgspec
 
 import sandboxes
-from sandboxes import Runtime
+from sandboxes import Pool, Runtime
 from thundersync import trainers
+from thundersync.ahead import Ahead, sandbox_gauge
 from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, EnvConfig, RolloutConfig
+from thundersync.core.objective import SeparableObjective
 from thundersync.core.ready_queue import PARTS_PER_COHORT
-from thundersync.core.types import FinalContent, Message, SampledTurn, Task
-from thundersync.evaluation import Evaluator
+from thundersync.core.types import FinalContent, SampledTurn, Task
+from thundersync.endpoint import Door, open_door
+from thundersync.environments import with_environments
+from thundersync.evaluate.evaluator import Evaluator
 from thundersync.generate.base import Generator
 from thundersync.generate.shorter_context import ShorterContext
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn.link import WorkerLink
 from thundersync.learn.turn_stream import Scorer
-from thundersync.machines import make_machines, start_machines
+from thundersync.live import LiveRollouts
+from thundersync.machines import Machines, make_machines, start_machines
 from thundersync.models import resolve_model
 from thundersync.monitor.events import (
     AnyEvent,
@@ -43,22 +48,27 @@ from thundersync.monitor.events import (
 from thundersync.monitor.feed import Feed
 from thundersync.monitor.gauges import GaugeReader
 from thundersync.opening import open_run
+from thundersync.own import Own
 from thundersync.placement import Placement
 from thundersync.refusals import refuse_long_prompts, refuse_network, refuse_overlap
 from thundersync.rollout.agent import OnContent, ShellAgent
+from thundersync.rollout.attempt import OnTurn
 from thundersync.rollout.dialogue import Renderer
-from thundersync.rollout.prompts import load_prompt
-from thundersync.rollout.protocol import BASH_TOOL
-from thundersync.rollout.runner import RolloutRunner
-from thundersync.rollout.turns import OnTurn
+from thundersync.rollout.functions import AgentFunction, FunctionAgent
+from thundersync.rollout.manners import Manners, OnePrompt
+from thundersync.rollout.runner import Agent, RolloutRunner
+from thundersync.rollout.without_sandboxes import WithoutSandboxes
 from thundersync.rundir import RunFolder
+from thundersync.score.judge import Judge
 from thundersync.score.reward import RewardChecker
 from thundersync.score.teacher import SelfTeacher
 from thundersync.score.turns import TurnScorer, held_teacher
 from thundersync.step import StepDriver
 from thundersync.tasks.load import load_env
+from thundersync.tasks.own import source_of
 from thundersync.tasks.source import TaskSource
 from thundersync.teaching import longer_by, refuse_untold, teacher_paths, told_prompts
+from thundersync.tracking.tracker import Tracker, refuse_missing
 from thundersync.verify.audit import Auditor
 
 
@@ -70,8 +80,9 @@ class Parts(msgspec.Struct, kw_only=True):
     checkpoints: Checkpoints
     model_path: Path
     renderer: Renderer
-    agent: ShellAgent
+    agent: Agent
     generators: list[SupervisedGenerator]
+    pool: Pool
     seats: Sequence[Generator]
     """The same engines as rollouts see them."""
     workers: list[WorkerLink]
@@ -81,6 +92,8 @@ class Parts(msgspec.Struct, kw_only=True):
     evaluator: Evaluator | None
     start_step: int
     seconds: dict[str, float]
+    objective: SeparableObjective | None = None
+    """Of the program that embeds the engine; None: the configuration's."""
 
     def count(self, metrics: dict[str, float]) -> None:
         """Add a step to where the time went."""
@@ -100,52 +113,119 @@ async def build(
     say: Callable[[str], None],
     stack: AsyncExitStack,
     failed: ExitStack,
+    own: Own | None = None,
 ) -> Parts:
     """Cheap checks first, then what takes time; each part's end is registered before the next begins.
 
-    `failed` is for what has to be undone only if this does not succeed.
+    `failed` is for what has to be undone only if this does not succeed. `own` is what the program that embeds the
+    engine puts in the place of parts.
     """
-    tasks = await _tasks(config, config.env)
-    source = TaskSource(tasks, prompts_per_step=config.algo.prompts_per_step, seed=config.seed)
-    eval_tasks = await _tasks(config, config.eval.env) if config.eval is not None else []
-    refuse_overlap(tasks, eval_tasks)
-    prompt = load_prompt(config.rollout.system_prompt)
+    own = await with_environments(own or Own(), config, stack)
+    own.check(config)
+    refuse_missing(config.monitor)
+    if own.eval_tasks is not None:
+        eval_tasks = within(config, own.eval_tasks)
+    else:
+        eval_tasks = await load_tasks(config, config.eval.env) if config.eval is not None else []
+
+    def accept(given: Sequence[Task]) -> list[Task]:
+        """Tasks of the program's own, as they are worked; those that cannot be are refused when they are known."""
+        own.check_tasks(given, runtime.name if runtime is not None else "")
+        refuse_overlap(given, eval_tasks)
+        if runtime is not None:
+            refuse_network(runtime.name, within(config, given))
+            if machines is not None and machines.teachers is not None:
+                machines.teachers.refuse_tasks_without_teacher(task.task_id for task in given)
+        return within(config, given)
+
+    runtime: Runtime | None = None
+    machines: Machines | None = None
+    size = config.algo.prompts_per_step
+    if own.tasks is not None:
+        source = source_of(own.tasks, prompts_per_step=size, seed=config.seed, accept=accept)
+        tasks = source.tasks
+    else:
+        tasks = await load_tasks(config, config.env)
+        source = TaskSource(tasks, prompts_per_step=size, seed=config.seed)
+        refuse_overlap(tasks, eval_tasks)
+    if own.agent is None:
+        manners = Manners(config.rollout)
+    else:
+        manners = OnePrompt(own.prompt(config), limit_chars=config.rollout.output_limit_chars)
     model_path = await asyncio.to_thread(resolve_model, config.model.name, say=say)
     teachers_at = await teacher_paths(config, model_path, say=say)
     if any(teacher.privileged for teacher in config.teacher):
         await asyncio.to_thread(refuse_untold, tasks)
     docker_host = config.sandbox.docker_host or os.environ.get("DOCKER_HOST", "")
-    runtime = await sandboxes.choose(config.sandbox.runtime, docker_host=docker_host)
+    if config.sandbox.runtime == "none":
+        runtime = WithoutSandboxes()
+    else:
+        images_bytes = int(config.sandbox.images_gib * 2**30)
+        runtime = await sandboxes.choose(
+            config.sandbox.runtime, docker_host=docker_host, images_bytes=images_bytes, say=say
+        )
+    pool = Pool(runtime, ahead=config.sandbox.max_containers)
+    runtime = pool
     stack.push_async_callback(runtime.close)
     refuse_network(runtime.name, [*tasks, *eval_tasks])
     if left := await runtime.reap({}):
         say(f"removed {left} sandboxes that a dead run had left")
     opened = await open_run(config, source, resume=resume, say=say, stack=stack, failed=failed)
     folder, feed, state = opened.folder, opened.feed, opened.state
+    tracker = Tracker(
+        config,
+        name=folder.name,
+        folder=folder.path,
+        first_step=state.step,
+        warn=lambda text: feed.emit(Warned(at_s=time.time(), text=text)),
+    )
+    stack.push_async_callback(tracker.close)
+    await tracker.start()
+    if opened.checkpoint:
+        source.restore(state.tasks_state)
+    if own.on_event is not None:
+        feed.listen(own.on_event)
     say(f"{placement.sentence()}; {runtime.name} sandboxes: {runtime.isolation}")
-    tools = _ToolCounter()
+    tools = ToolCounter()
 
     def emit(event: AnyEvent) -> None:
         tools.see(event)
+        tracker.see(event)
+        if ahead is not None:
+            ahead.see(event)
         if driver is not None and driver.stream is not None:
             driver.stream.heartbeat()
         feed.emit(event)
 
     driver: StepDriver | None = None
+    ahead: Ahead | None = None
     # Before the engines: they may be forked, and a fork in the middle of another thread's import can hang.
-    renderer = await asyncio.to_thread(Renderer.load, model_path, tools=[BASH_TOOL])
+    declared = manners.tools if own.agent is None else []  # an agent function says itself what the model may call
+    renderer = await asyncio.to_thread(Renderer.load, model_path, tools=declared)
 
-    def ids_of(instruction: str) -> list[int]:
-        return renderer.encode(renderer.text([*prompt, Message(role="user", content=instruction)]))
+    door: Door | None = None
+    if config.serve is not None and own.agent is None:
+        door = await open_door(
+            config,
+            config.serve,
+            folder=folder.path,
+            model_path=model_path,
+            renderer=renderer,
+            environment=os.environ,
+            say=say,
+        )
+        stack.push_async_callback(door.close)
 
     def prompt_ids(task: Task) -> list[int]:
-        return ids_of(task.instruction)
+        # What an outside agent shows the model first is known when it does so (`StepDriver.opening`).
+        return renderer.encode(renderer.text(manners.opening(task))) if door is None else []
 
-    await asyncio.to_thread(refuse_long_prompts, [*tasks, *eval_tasks], prompt_ids, config.model.max_model_len)
+    if own.agent is None and door is None:  # others may show the model less than the instruction
+        await asyncio.to_thread(refuse_long_prompts, [*tasks, *eval_tasks], prompt_ids, config.model.max_model_len)
     context_tokens, told = config.model.max_model_len, None
     if config.algo.type == "opsd":
-        told = await asyncio.to_thread(told_prompts, tasks, ids_of)
-        context_tokens += await asyncio.to_thread(longer_by, told, tasks, ids_of)
+        told = await asyncio.to_thread(told_prompts, tasks, prompt_ids)
+        context_tokens += await asyncio.to_thread(longer_by, told, tasks, prompt_ids)
     machines = await make_machines(
         config,
         placement,
@@ -169,6 +249,7 @@ async def build(
         teachers_at=teachers_at,
         checkpoint=opened.checkpoint,
         say=say,
+        objective=own.objective,
     )
     for note in notes:
         emit(Warned(at_s=time.time(), text=note))
@@ -189,22 +270,57 @@ async def build(
         assert driver is not None
         driver.content(final)
 
-    def agent(rollout: RolloutConfig, on_turn: OnTurn | None = None, on_content: OnContent | None = None) -> ShellAgent:
-        return ShellAgent(
+    judge = own.judge(checker)
+    shells: list[ShellAgent] = []
+
+    def opening(group_id: str, opening_ids: Sequence[int]) -> None:
+        assert driver is not None
+        driver.opening(group_id, opening_ids)
+
+    def agent(
+        rollout: RolloutConfig,
+        on_turn: OnTurn | None = None,
+        on_content: OnContent | None = None,
+        trains: bool = False,
+    ) -> Agent:
+        def of_function(function: AgentFunction, given: Judge | None = None) -> FunctionAgent:
+            return FunctionAgent(
+                function,
+                renderer=renderer,
+                runtime=runtime,
+                checker=checker,
+                judge=given or judge,
+                config=rollout,
+                prompt=own.prompt(config),
+                emit=emit,
+                pids=config.sandbox.pids,
+                labels={"thundersync.run": folder.name},
+                on_turn=on_turn,
+                on_content=on_content,
+            )
+
+        if own.agent is not None:
+            return of_function(own.agent)
+        if door is not None:
+            return door.agent(rollout, of_function, on_opening=opening if trains else None)
+        shell = ShellAgent(
             renderer=renderer,
             runtime=runtime,
             checker=checker,
             config=rollout,
-            prompt=prompt,
+            prompt=manners,
             emit=emit,
             stop=rollout.stop,
             pids=config.sandbox.pids,
             labels={"thundersync.run": folder.name},
             on_turn=on_turn,
             on_content=on_content,
+            judge=judge,
         )
+        shells.append(shell)
+        return shell
 
-    def runner(which: ShellAgent) -> RolloutRunner:
+    def runner(which: Agent) -> RolloutRunner:
         return RolloutRunner(
             agent=which,
             generators=seats,
@@ -218,6 +334,22 @@ async def build(
         )
 
     scorer: Scorer | None = None
+    trained = agent(
+        config.rollout,
+        on_turn=sampled if config.teacher else None,
+        on_content=content if config.stream.release == "content" else None,
+        trains=True,
+    )
+    if isinstance(trained, ShellAgent) and type(source) is TaskSource:  # any other may not know what it will need
+        ahead = Ahead(
+            pool,
+            # An agent function's sandboxes start when they are used, if they are.
+            tasks_of=source.step if own.agent is None else lambda step: [],
+            spec_of=trained.worlds.next_spec,
+            group_size=config.algo.group_size,
+            steps=config.max_steps,
+            most=config.sandbox.max_containers,
+        )
     if machines.teachers is not None:
         scorer = TurnScorer(
             machines.teachers,
@@ -228,16 +360,17 @@ async def build(
         scorer = held_teacher
     auditor = None
     if config.stream.verify_every:
-        auditor = Auditor(config, workers, dtype=placement.dtype, keep=folder.write_rollouts, emit=emit)
+        auditor = Auditor(
+            config,
+            workers,
+            dtype=placement.dtype,
+            keep=folder.write_rollouts,
+            emit=emit,
+            objective=own.objective,
+        )
     driver = StepDriver(
         config,
-        runner=runner(
-            agent(
-                config.rollout,
-                on_turn=sampled if scorer is not None else None,
-                on_content=content if config.stream.release == "content" else None,
-            )
-        ),
+        runner=runner(trained),
         generators=generators,
         workers=workers,
         shares_prompts=ready.shares_prompts,
@@ -248,6 +381,7 @@ async def build(
         keep=folder.write_rollouts,
         scorer=scorer,
         auditor=auditor,
+        objective=own.objective,
     )
     if scorer is None and config.stream.mode == "stream" and driver.max_parts < PARTS_PER_COHORT:
         text = (
@@ -260,19 +394,29 @@ async def build(
     evaluator = None
     if config.eval is not None:
         evaluated = msgspec.structs.replace(config.rollout, temperature=config.eval.temperature)
-        evaluator = Evaluator(config.eval, eval_tasks, runner=runner(agent(evaluated)), emit=emit)
+        evaluator = Evaluator(
+            eval_tasks[: config.eval.num_examples or None],
+            samples=config.eval.group_size,
+            runner=runner(agent(evaluated)),
+            emit=emit,
+        )
     gauges = GaugeReader(
         generators=generators,
         workers=workers,
         queue=lambda: (driver.stream.queued, driver.stream.parts_in_use) if driver.stream is not None else (0, 0),
         tools_running=lambda: tools.running,
+        sandboxes=lambda: sandbox_gauge(pool),
         emit=feed.emit,  # not `emit`: gauges come whether or not anything moves, and must not quiet the watchdog
     )
-    feed.emit(_run_started(config, folder, runtime, generators[0], state))
+    feed.emit(_run_started(config, placement, folder, runtime, generators[0], state, algo=own.named(config)))
     assert ready.arena is not None  # the first worker's
     await driver.publish(ready.arena)  # also at the start: engines and trainer hold the same bits from the first token
+    if door is not None:
+        stack.push_async_callback(door.end)  # before anything else ends: programs wait for rollouts
+    live = LiveRollouts(shells, lambda: driver.stream.rollouts if driver.stream is not None else [], renderer)
+    feed.tell_live(live.look, live.texts)
     reading = asyncio.create_task(gauges.run(), name="gauges")
-    stack.push_async_callback(_cancel, reading)
+    stack.push_async_callback(ended, reading)
     return Parts(
         folder=folder,
         feed=feed,
@@ -281,6 +425,7 @@ async def build(
         renderer=renderer,
         agent=agent(config.rollout),
         generators=generators,
+        pool=pool,
         seats=seats,
         workers=workers,
         source=source,
@@ -289,10 +434,11 @@ async def build(
         evaluator=evaluator,
         start_step=state.step,
         seconds=dict.fromkeys(("generation", "learning", "commit", "publish", "eval"), 0.0),
+        objective=own.objective,
     )
 
 
-class _ToolCounter:
+class ToolCounter:
     """Rollouts with a command running now, read off the events; whatever follows a command ends it here too."""
 
     def __init__(self) -> None:
@@ -310,7 +456,14 @@ class _ToolCounter:
 
 
 def _run_started(
-    config: Config, folder: RunFolder, runtime: Runtime, generator: Generator, state: CheckpointState
+    config: Config,
+    placement: Placement,
+    folder: RunFolder,
+    runtime: Runtime,
+    generator: Generator,
+    state: CheckpointState,
+    *,
+    algo: str,
 ) -> RunStarted:
     return RunStarted(
         at_s=time.time(),
@@ -320,24 +473,37 @@ def _run_started(
         model=config.model.name,
         backend=generator.name,
         runtime=runtime.name,
-        algo=config.algo.type,
+        algo=algo,
         mode=config.stream.mode,
         max_steps=config.max_steps,
         start_step=state.step,
         prompts_per_step=config.algo.prompts_per_step,
         group_size=config.algo.group_size,
         seed=config.seed,
+        engine_devices=len(placement.engine.gpus) if placement.on_gpus else max(1, len(placement.engine.cpus)),
+        trainer_devices=len({place.gpu for place in placement.trainers})
+        if placement.on_gpus
+        else len({cpu for place in placement.trainers for cpu in place.cpus}),
+        trainer_workers=len(placement.trainers),
+        on_gpus=placement.on_gpus,
     )
 
 
-async def _tasks(config: Config, env: EnvConfig) -> list[Task]:
+async def load_tasks(config: Config, env: EnvConfig) -> list[Task]:
     tasks = await asyncio.to_thread(load_env, env, variables=os.environ)
     if config.sandbox.network == "off":
         return [msgspec.structs.replace(task, network=False) for task in tasks]
     return tasks
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
+def within(config: Config, tasks: Sequence[Task]) -> list[Task]:
+    """Tasks as this run works them."""
+    if config.sandbox.network == "off":
+        return [msgspec.structs.replace(task, network=False) for task in tasks]
+    return list(tasks)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
     """End a background task; one that had ended by an error before raises it now."""
     task.cancel()
     await asyncio.wait({task})

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -36,6 +37,8 @@ class CheckpointState(Struct, frozen=True, kw_only=True):
     prompts_per_step: int
     tasks: str
     """Digest of the task ids."""
+    tasks_state: Any = None
+    """What a task source with a memory keeps."""
 
 
 class Checkpoints:

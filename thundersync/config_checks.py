@@ -66,6 +66,8 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _objective(config)
     yield from _teachers(config)
     yield from _stream(config)
+    yield from _bench(config)
+    yield from _serve(config)
     yield from _sizes(config)
     yield from _gpus(config)
     yield from _inert(config)
@@ -182,11 +184,46 @@ def _stream(config: Config) -> Iterator[str]:
             f"stream.turns = {shown(stream.turns)} needs a teacher: with algo.type = {shown(kind)} a rollout is worked "
             "whole, when its reward is known; leave it out"
         )
-    if stream.mode == "lazy":
+    if stream.mode != "stream":
+        whole = "step" if stream.mode == "lazy" else "group"
+        waits = f"stream.mode = {shown(stream.mode)}, which works after the {whole}"
         if stream.turns in ("forward", "immediate"):
-            yield f'stream.turns = {shown(stream.turns)} contradicts stream.mode = "lazy", which works after the step'
+            yield f"stream.turns = {shown(stream.turns)} contradicts {waits}"
         if stream.release == "content":
-            yield 'stream.release = "content" contradicts stream.mode = "lazy", which works after the last reward'
+            yield f'stream.release = "content" contradicts {waits}'
+    if stream.mode == "group" and kind == "reinforce_pp":
+        yield (
+            'stream.mode = "group" with algo.type = "reinforce_pp": rewards of the whole step are compared, so no '
+            'group is final by itself; say "stream" or "lazy"'
+        )
+
+
+def _bench(config: Config) -> Iterator[str]:
+    bench = config.bench
+    if bench is None:
+        return
+    if bench.turns_min > bench.turns_max:
+        yield f"bench.turns_min = {bench.turns_min} is above bench.turns_max = {bench.turns_max}"
+    if len(set(bench.arms)) < len(bench.arms):
+        yield f"bench.arms = {list(bench.arms)} names an arm twice"
+
+
+def _serve(config: Config) -> Iterator[str]:
+    serve = config.serve
+    if serve is None:
+        return
+    if config.algo.type == "opsd":
+        yield (
+            'algo.type = "opsd" with [serve]: the teacher is shown more than the agent, and what an outside agent shows '
+            'the model is not known beforehand; use "opd" or a type with rewards'
+        )
+    if not serve.command and config.stall_timeout_s <= serve.idle_timeout_s:
+        yield (
+            f"serve.idle_timeout_s = {serve.idle_timeout_s:g} is not below stall_timeout_s = {config.stall_timeout_s:g}, "
+            "which would end the run during one silent program"
+        )
+    if config.sandbox.runtime == "none" and serve.judge == "checker":
+        yield 'serve.judge = "checker" with sandbox.runtime = "none": checkers run in sandboxes; say "client"'
 
 
 def _sizes(config: Config) -> Iterator[str]:

@@ -29,12 +29,13 @@ class Loaded(Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a file. `overrides` are `section.key=value`. Raises: ConfigError."""
-    return read_config(path, overrides).config
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, own_tasks: bool = False) -> Config:
+    """The configuration in a file. `overrides` are `section.key=value`. With `own_tasks` it need not name any, because
+    the program gives them to the engine. Raises: ConfigError."""
+    return read_config(path, overrides, own_tasks=own_tasks).config
 
 
-def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+def read_config(path: str | Path, overrides: Sequence[str] = (), *, own_tasks: bool = False) -> Loaded:
     """As `load_config`, with the notes a user should see. Raises: ConfigError with all faults."""
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
@@ -49,11 +50,14 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     faults: list[str] = []
     for override in overrides:
         _override(raw, override, faults)
+    if not own_tasks:
+        faults.extend(_without_tasks(raw))
     return _convert(raw, str(path), faults)
 
 
 def config_from(raw: Mapping[str, Any], *, origin: str = "the configuration") -> Config:
-    """A configuration from plain dictionaries, under the same rules. Raises: ConfigError."""
+    """A configuration from plain dictionaries, under the same rules; it need not name tasks, because the program may
+    give them to the engine. Raises: ConfigError."""
     return _convert(_copy(raw), origin, []).config
 
 
@@ -73,6 +77,15 @@ def _convert(raw: dict[str, Any], origin: str, faults: list[str]) -> Loaded:
         faults.extend(contradictions(config))
     refuse(faults, origin)
     return Loaded(config=config, notes=notes)
+
+
+def _without_tasks(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Tables of tasks that say not where they are."""
+    holders = [("env", raw)] + ([("eval.env", raw["eval"])] if isinstance(raw.get("eval"), Mapping) else [])
+    for name, holder in holders:
+        env = holder.get("env", {})
+        if isinstance(env, Mapping) and not env.get("path"):
+            yield f"{name}.path is missing"
 
 
 def _section(

@@ -115,6 +115,7 @@ REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("algo.type", "gae"): "it needs a critic, and its advantages are not known before one is trained",
     ("algo.kl_type", "abs"): 'use "k2" or "k3"',
     ("algo.kl_type", "full"): "it needs the reference's whole distribution at each token",
+    ("stream.mode", "async"): "it would learn from rollouts of an old policy; `bench` measures how fast that would be",
 }
 """Values that cannot be honoured -> why."""
 

@@ -9,6 +9,7 @@ from thundersync.config import DISTILLING, Config, TeacherConfig
 from thundersync.config_file import to_toml
 from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.errors import ThundersyncError
+from thundersync.forecast.memory import FLOAT32, learning_items
 from thundersync.generate.manifest import read_manifest
 from thundersync.models import base_of, resolve_model
 from thundersync.placement import Placement, place_here
@@ -48,11 +49,19 @@ def describe(config: Config) -> str:
         "",
         units(config),
         *_objective(config),
+        *_endpoint(config),
         "Strictly on-policy: the probability ratio is 1, so PPO-style clipping would be inactive and is not a setting.",
         f"Placement: {placement.sentence()}.",
         _memory(config, placement),
     ]
     return "\n".join(lines)
+
+
+def _endpoint(config: Config) -> Iterator[str]:
+    if (serve := config.serve) is not None:
+        who = f"the program {' '.join(serve.command)}" if serve.command else "programs that take rollouts"
+        judge = "judge themselves" if serve.judge == "client" else "are judged by the tasks' checkers"
+        yield f"Agent: {who}, at http://{serve.host}:{serve.port or '(a free port)'}; rollouts {judge}."
 
 
 def _objective(config: Config) -> Iterator[str]:
@@ -110,18 +119,19 @@ def _memory(config: Config, placement: Placement) -> str:
         return f"Memory: unknown until the model is there ({error.message})."
     whole, learning, workers = parameters(shapes), trainable(shapes, config.model.lora), len(placement.trainers)
     width = 2 if placement.dtype == "bfloat16" else 4
-    weights, part = whole * width, learning * 4
-    items = {
-        "weights": weights,
-        "adapter": learning * width if config.model.lora else 0,
-        "reference weights": weights if config.algo.kl_coef and not config.model.lora else 0,
-        "master weights": 0 if width == 4 else part // workers,
-        "Adam moments": 2 * part // workers,
-        "step gradient": part * objective_of(config).sums.count,
-    }
-    offloaded = config.optim.offload and placement.on_gpus
-    in_host = {name: size for name, size in items.items() if offloaded and name in ("master weights", "Adam moments")}
-    on_device = {name: size for name, size in items.items() if size and name not in in_host}
+    weights, part = whole * width, learning * FLOAT32
+    items = learning_items(
+        whole=whole,
+        learning=learning,
+        width=width,
+        adapter=config.model.lora is not None,
+        reference=bool(config.algo.kl_coef) and config.model.lora is None,
+        sums=objective_of(config).sums.count,
+        workers=workers,
+        offload=config.optim.offload and placement.on_gpus,
+    )
+    on_device = {item.name: item.size for item in items if item.where == "device"}
+    in_host = {item.name: item.size for item in items if item.where == "host"}
     cohorts = 0 if config.algo.type in DISTILLING else config.algo.prompts_per_step
     if objective_of(config).cohort == "step":
         cohorts = 1

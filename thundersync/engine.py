@@ -19,65 +19,104 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 from sandboxes.shield import finish
+from thundersync.ahead import sandbox_metrics
 from thundersync.assembly import Parts, build
 from thundersync.config import Config
 from thundersync.config_checks import check
+from thundersync.core.objective import SeparableObjective
 from thundersync.core.types import Failed, Message, Rollout, Task
 from thundersync.errors import StepWithoutScore, ThundersyncError
-from thundersync.evaluation import EvalResult
+from thundersync.evaluate.evaluator import EvalResult
 from thundersync.generate.base import Sampling
 from thundersync.learn import messages as m
-from thundersync.monitor.events import CheckpointSaved, RunFinished
+from thundersync.monitor.events import CheckpointSaved, Event, RunFinished
+from thundersync.own import AgentFunction, Own, OwnTasks, RewardFunction
 from thundersync.placement import Placement, place_here
 from thundersync.refusals import run_state
+from thundersync.report.command import write_own_report
 from thundersync.step import StepResult
 
 TEARDOWN_LIMIT_S = 60.0
+REPORT_LIMIT_S = 60.0
 SAVE_LIMIT_S = 300.0
 """For the last commit's checkpoint on the way out."""
 
 
 class Engine:
-    """One run. Enter it once; everything it started is gone when it is left.
+    """One run, in the event loop of whoever enters it. Everything it started is gone when it is left.
+
+    Needs no loop of a certain kind, takes no signal handlers, and may be followed by another engine in the same
+    process. Enter it once. What a program brings of its own stands in the place of what the configuration names:
+
+    `tasks`: a collection (shuffled by the seed), an iterator, a function of the step, or a `TaskStream`.
+    `eval_tasks`: for [eval]. `agent`: `async def agent(task, policy, sandbox)`. `reward`: `async def reward(task,
+    rollout, sandbox) -> float`. `objective`: a `SeparableObjective`, tried for separability before anything starts.
+    `on_step` is awaited after each step, before its checkpoint. `on_event` is called with every event of the feed, on
+    the event loop: it must not wait; what it raises ends the run at the end of the step.
 
     `resume` continues from the run's last checkpoint; `placement` is chosen from the machine if not given. `say` gets
     one line at a time about what is being prepared.
-    Raises on entering: ConfigError, ModelMissing, TaskError, RuntimeUnavailable, EngineFailed, WorkerLost, ResumeError;
-    nothing is left behind then.
+    Raises on entering: ConfigError, NotSeparable, ModelMissing, TaskError, RuntimeUnavailable, EngineFailed,
+    WorkerLost, ResumeError, several of them as an ExceptionGroup; nothing is left behind then.
     """
 
     def __init__(
         self,
         config: Config,
         *,
+        tasks: OwnTasks | None = None,
+        eval_tasks: Sequence[Task] | None = None,
+        agent: AgentFunction | None = None,
+        reward: RewardFunction | None = None,
+        objective: SeparableObjective | None = None,
+        on_step: Callable[[StepResult], Awaitable[object]] | None = None,
+        on_event: Callable[[Event], None] | None = None,
         resume: bool = False,
         placement: Placement | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config = config
+        self._ear = _Ear(on_event) if on_event is not None else None
+        self._on_step = on_step
+        self._own = Own(
+            tasks=tasks,
+            eval_tasks=eval_tasks,
+            agent=agent,
+            reward=reward,
+            objective=objective,
+            on_event=self._ear,
+        )
         self._placement = placement
         self._resume = resume
         self._say = say
         self._stack = AsyncExitStack()
         self._parts: Parts | None = None
+        self._entered = False
+        self._stopping = False
         self._began_s = 0.0
         self._next_step = 0
+        self._tasks_state: object = None
+        """What the task source has to remember of the steps that are done."""
         self._saving: asyncio.Task[Path] | None = None
         self._saved_step = 0
         self._after: list[Callable[[], Awaitable[object]]] = []
 
     async def __aenter__(self) -> Engine:
+        if self._entered:
+            raise RuntimeError("an Engine is one run and is entered once; make another, with another name")
+        self._entered = True
         self._began_s = time.monotonic()
         failed = ExitStack()
         try:
             check(self.config)
             placement = self._placement or place_here(self.config)
-            self._parts = await build(self.config, placement, self._resume, self._say, self._stack, failed)
+            self._parts = await build(self.config, placement, self._resume, self._say, self._stack, failed, self._own)
         except BaseException:
             failed.close()
             await finish(self._stack.aclose(), limit_s=TEARDOWN_LIMIT_S)
             raise
         self._next_step = self._saved_step = self._parts.start_step
+        self._tasks_state = self._parts.source.state()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -103,6 +142,9 @@ class Engine:
                 )
             )
         await finish(self._close(), limit_s=TEARDOWN_LIMIT_S)
+        with contextlib.suppress(TimeoutError):  # a page for the day after is no reason to fail, or to wait for long
+            async with asyncio.timeout(REPORT_LIMIT_S):
+                await asyncio.to_thread(write_own_report, self.run_dir, self._say, limit_s=REPORT_LIMIT_S / 2)
 
     async def _close(self) -> None:
         try:
@@ -118,7 +160,7 @@ class Engine:
 
     @property
     def tasks(self) -> list[Task]:
-        """The training tasks, by id."""
+        """The training tasks, by id; of a source that makes them as it goes, those of the last step."""
         return self.parts.source.tasks
 
     @property
@@ -130,19 +172,31 @@ class Engine:
     async def steps(self) -> AsyncIterator[StepResult]:
         """Train: yields after every step until `max_steps` are done, with evaluations and checkpoints in between.
 
-        Raises what broke the run; the last checkpoint stays.
+        Ends earlier after `stop`, or when the program's own tasks have come to their end. Raises what broke the run;
+        the last checkpoint stays.
         """
         parts, config = self.parts, self.config
         await self._evaluate_new()
-        while self._next_step < config.max_steps:
+        while self._next_step < config.max_steps and not self._stopping:
             step = self._next_step
-            result = await parts.driver.run(step, parts.source.step(step))
+            tasks = await parts.source.take(step)
+            if not tasks:
+                self._say(f"the tasks have come to their end before step {step}")
+                break
+            result = await parts.driver.run(step, tasks)
             await parts.folder.write_rollouts(step, result.rollouts)
             _refuse_outage(result)
             metrics = result.metrics | {"loop_lag_max_ms": parts.gauges.take_lag() * 1000}
+            metrics |= sandbox_metrics(parts.pool)
             await parts.folder.write_metrics(metrics)
             parts.count(metrics)
             self._next_step = step + 1
+            self._tasks_state = parts.source.state()
+            if self._on_step is not None:
+                await self._on_step(result)
+                self._tasks_state = parts.source.state()  # a curriculum may have learned from the step
+            if self._ear is not None:
+                self._ear.check()
             last = self._next_step == config.max_steps
             if last or (config.ckpt.interval and self._next_step % config.ckpt.interval == 0):
                 await self._finish_saving()
@@ -153,6 +207,15 @@ class Engine:
                 await self._evaluate_new()
             yield result
         await self._finish_saving()
+        if self._next_step < config.max_steps:  # ended early: what the last step would have done
+            if self._saved_step < self._next_step:
+                await self.save()
+            if not self._stopping:
+                await self._evaluate_new()
+
+    def stop(self) -> None:
+        """Begin no further step: `steps` ends when the one that is open is committed and saved. From any task."""
+        self._stopping = True
 
     async def evaluate(self) -> EvalResult:
         """Rollouts on the `eval` tasks under the current weights."""
@@ -173,7 +236,13 @@ class Engine:
     async def save(self) -> Path:
         """Write a checkpoint of the last committed weights now."""
         parts = self.parts
-        state = run_state(self.config, parts.source, step=self._next_step, policy_version=parts.driver.policy_version)
+        state = run_state(
+            self.config,
+            parts.source,
+            step=self._next_step,
+            policy_version=parts.driver.policy_version,
+            tasks_state=self._tasks_state,
+        )
         path = await parts.checkpoints.save(
             state,
             tokenizer_from=parts.model_path,
@@ -219,27 +288,52 @@ class Engine:
         self._after.append(callback)
 
     async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> str:
-        """One reply of the current policy to a conversation. Raises: EngineFailed."""
+        """One reply of the current policy to a conversation, beside a step as well. Raises: EngineFailed."""
         parts = self.parts
         ids = await asyncio.to_thread(lambda: parts.renderer.encode(parts.renderer.text(messages)))
         sampling = Sampling(
             temperature=self.config.rollout.temperature, max_tokens=max_tokens or self.config.rollout.max_tokens
         )
-        reply = await parts.generators[0].generate(ids, sampling, request_id=f"generate-{time.monotonic_ns()}")
+        async with parts.driver.gate.passing():
+            reply = await parts.generators[0].generate(ids, sampling, request_id=f"generate-{time.monotonic_ns()}")
         spoken, _ = parts.renderer.split_end(reply.token_ids)
         return parts.renderer.decode_after(ids[-8:], spoken)
 
     async def rollout(self, task: Task) -> Rollout:
-        """One rollout of the current policy on `task`, judged by its checker; nothing is learned from it."""
+        """One rollout of the current policy on `task`, judged as those that train; nothing is learned from it.
+
+        A step that is open beside it commits only when it has ended: its policy must not change under it.
+        """
         parts = self.parts
         name = f"single-{time.monotonic_ns()}"
-        return await parts.agent.run(
-            task,
-            rollout_id=f"{name}-00",
-            group_id=name,
-            generator=parts.seats[0],
-            policy_version=parts.driver.policy_version,
-        )
+        async with parts.driver.gate.passing():
+            return await parts.agent.run(
+                task,
+                rollout_id=f"{name}-00",
+                group_id=name,
+                generator=parts.seats[0],
+                policy_version=parts.driver.policy_version,
+            )
+
+
+class _Ear:
+    """A listener of the program's own: what it raises must not break whoever had something to tell."""
+
+    def __init__(self, listener: Callable[[Event], None]) -> None:
+        self._listener = listener
+        self._error: Exception | None = None
+
+    def __call__(self, event: Event) -> None:
+        if self._error is None:
+            try:
+                self._listener(event)
+            except Exception as error:
+                self._error = error
+
+    def check(self) -> None:
+        """Raises what the listener raised; it has heard nothing since."""
+        if self._error is not None:
+            raise self._error
 
 
 def _refuse_outage(result: StepResult) -> None:

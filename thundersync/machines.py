@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from thundersync import fleet, trainers
 from thundersync.config import Config
+from thundersync.core.objective import SeparableObjective
 from thundersync.generate.manifest import read_manifest
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn import messages as m
@@ -89,6 +90,7 @@ async def start_machines(
     teachers_at: Sequence[Path | None],
     checkpoint: str,
     say: Callable[[str], None],
+    objective: SeparableObjective | None = None,
 ) -> tuple[m.Ready, list[str]]:
     """Side by side. Returns the first worker's answer, which has the arena, and what the teachers want to be said.
 
@@ -103,6 +105,7 @@ async def start_machines(
         shapes=(await asyncio.to_thread(read_manifest, base_of(model_path))).shapes,
         teacher_path=held_path(config, teachers_at),
         checkpoint=checkpoint,
+        objective=objective,
     )
     engines = _counted(len(generators), f"{generators[0].name} engine")
     say(f"starting {engines} and {_counted(len(workers), 'trainer worker')}")

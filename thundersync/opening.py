@@ -5,8 +5,10 @@ Opens what is on disk and refuses another run's; starts no engine and no worker.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -14,7 +16,9 @@ from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config
 from thundersync.config_file import to_toml
 from thundersync.monitor.feed import Feed
+from thundersync.monitor.keys import run_keys
 from thundersync.refusals import refuse_other_run, run_state
+from thundersync.report.environment import write_environment
 from thundersync.rundir import RunFolder
 from thundersync.tasks.source import TaskSource
 
@@ -45,7 +49,8 @@ async def open_run(
     """
     folder = RunFolder.create(config.output_dir, config.name, to_toml(config), resume)
     stack.push_async_callback(folder.close)
-    feed = Feed.open(folder.path, bind=config.monitor.bind)
+    keys = run_keys(Path(config.monitor.keys)) if config.monitor.keys else None
+    feed = Feed.open(folder.path, bind=config.monitor.bind, keys=keys)
     stack.push_async_callback(feed.close)
     checkpoints = Checkpoints(folder.checkpoints, keep_last=config.ckpt.keep_last)
     found = checkpoints.latest() if resume else None
@@ -59,6 +64,7 @@ async def open_run(
         await folder.rewind(state.step, state.policy_version)
     else:
         failed.callback(folder.free_name)
+    await asyncio.to_thread(write_environment, folder.path)
     return Opened(
         folder=folder, feed=feed, checkpoints=checkpoints, state=state, checkpoint=str(found[0]) if found else ""
     )

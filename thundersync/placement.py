@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
-from thundersync.config import Config, TeacherConfig
+from thundersync.config import Config, TeacherConfig, TrainerConfig
 from thundersync.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16"]
@@ -203,6 +204,37 @@ def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
 def place_here(config: Config) -> Placement:
     """`place` on this machine, as this process may use it. Raises: ConfigError."""
     return place(config, cores=usable_cores(), gpus=visible_gpus(os.environ), cpu_flags=cpu_flags())
+
+
+def place_engines(config: Config, *, cores: Sequence[int], gpus: Sequence[int], cpu_flags: set[str]) -> Placement:
+    """Where the policy's engines generate when nothing learns: everywhere. Raises: ConfigError as `place` does."""
+    alone = msgspec.structs.replace(
+        config, teacher=[], trainer=TrainerConfig(cpus=config.engine.cpus or list(cores), gpus=[])
+    )
+    if not gpus:
+        own = msgspec.structs.replace(alone.engine, cpus=config.engine.cpus or list(cores))
+        return place(msgspec.structs.replace(alone, engine=own), cores=cores, gpus=[], cpu_flags=cpu_flags)
+    on, width = config.engine.gpus or list(gpus), config.engine.tensor_parallel_size
+    if missing := sorted(set(on) - set(gpus)):
+        raise ConfigError(f"engine.gpus names {missing}, which this machine has not", remedy="Leave engine.gpus out.")
+    replicas = config.engine.replicas or len(on) // width
+    if not 0 < replicas * width <= len(on):
+        raise ConfigError(
+            f"{max(replicas, 1)} engines of {width} GPUs need {max(replicas, 1) * width}, {len(on)} are there",
+            remedy="Lower engine.replicas or engine.tensor_parallel_size.",
+        )
+    share = config.engine.gpu_memory_utilization
+    return Placement(
+        engine=EnginePlace(gpus=on, replicas=replicas, gpu_share=share),
+        trainers=[],
+        teachers=[],
+        dtype="bfloat16" if config.model.dtype == "auto" else config.model.dtype,
+    )
+
+
+def place_engines_here(config: Config) -> Placement:
+    """`place_engines` on this machine. Raises: ConfigError."""
+    return place_engines(config, cores=usable_cores(), gpus=visible_gpus(os.environ), cpu_flags=cpu_flags())
 
 
 def usable_cores() -> list[int]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from thundersync.config import DISTILLING, Config
 from thundersync.core.advantage import AdvantageRule
-from thundersync.core.objective import Objective
+from thundersync.core.objective import Objective, SeparableObjective
 from thundersync.learn import messages as m
 from thundersync.learn.settings import LoraSettings, OptimSettings
 
@@ -42,8 +42,8 @@ def kl_in_reward(config: Config) -> float:
     return config.algo.kl_coef if config.algo.kl_type == "k1" else 0.0
 
 
-def terms_of(config: Config) -> m.Terms:
-    """What a worker makes of a token."""
+def terms_of(config: Config, objective: SeparableObjective | None = None) -> m.Terms:
+    """What a worker makes of a token; `objective` in the place of the configuration's."""
     algo = config.algo
     teacher = config.teacher[0] if config.teacher else None
     return m.Terms(
@@ -55,7 +55,7 @@ def terms_of(config: Config) -> m.Terms:
         entropy=algo.entropy_coef != 0.0,
         divergence=teacher.kl if teacher is not None and teacher.topk != 0 else "",
         mix=teacher.mix if teacher is not None else 0.5,
-        sums=objective_of(config).sums,
+        sums=(objective or objective_of(config)).sums,
     )
 
 
@@ -72,7 +72,7 @@ def measured_terms(config: Config) -> frozenset[str]:
 def turn_schedule(config: Config, *, may_be_cut: bool) -> Literal["deferred", "forward", "immediate"]:
     """When turns are worked; a model whose sequences must run whole has only one way."""
     chosen = config.stream.turns
-    if not may_be_cut or config.stream.mode == "lazy":
+    if not may_be_cut or config.stream.mode != "stream":
         return "deferred"
     return "forward" if chosen == "auto" else chosen
 

@@ -6,6 +6,7 @@ Told at once and in one sentence, instead of by every rollout. Looks at values o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from thundersync.checkpoints import CheckpointState
 from thundersync.config import Config
@@ -39,15 +40,23 @@ def refuse_long_prompts(tasks: Sequence[Task], prompt_ids: Callable[[Task], list
 
 def refuse_overlap(tasks: Sequence[Task], eval_tasks: Sequence[Task]) -> None:
     """Evaluation on training tasks would measure memory."""
-    both = {task.checker.tests for task in tasks} & {task.checker.tests for task in eval_tasks}
+    both = set(map(_same, tasks)) & set(map(_same, eval_tasks))
     if both:
         raise TaskError(
-            f"{len(both)} tasks are in env.path and in eval.env.path",
+            f"{len(both)} tasks are training and evaluation tasks at once",
             remedy="Give the evaluation a folder of its own, e.g. starter/eval beside starter/train.",
         )
 
 
-def run_state(config: Config, source: TaskSource, *, step: int, policy_version: int) -> CheckpointState:
+def _same(task: Task) -> str:
+    """What makes two tasks one: the checker, or the instruction where a reward function judges."""
+    return task.checker.tests or task.instruction
+
+
+def run_state(
+    config: Config, source: TaskSource, *, step: int, policy_version: int, tasks_state: Any = None
+) -> CheckpointState:
+    """`tasks_state` is what the source asked to keep after the last step."""
     return CheckpointState(
         step=step,
         policy_version=policy_version,
@@ -55,6 +64,7 @@ def run_state(config: Config, source: TaskSource, *, step: int, policy_version: 
         model=config.model.name,
         prompts_per_step=config.algo.prompts_per_step,
         tasks=source.digest,
+        tasks_state=tasks_state,
     )
 
 

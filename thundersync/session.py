@@ -13,20 +13,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import fmean
 from typing import Any
 
 import msgspec
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
-from thundersync.config import Config
+from thundersync import config_checks
+from thundersync.config import Config, ServeConfig
 from thundersync.engine import Engine
-from thundersync.errors import ConfigError, ThundersyncError
+from thundersync.errors import ThundersyncError
+from thundersync.evaluate.report import RESULTS
+from thundersync.evaluate.tables import suite_table, task_table
+from thundersync.evaluation import AgentKind, Evaluation
 from thundersync.generate.child import pin
 from thundersync.monitor.view import show
 from thundersync.placement import place_here
@@ -58,29 +60,40 @@ def train(config: Config, *, resume: bool, plain: bool, console: Console) -> int
     return run_to_the_end(work(), console, voice=voice)
 
 
-def evaluate_once(config: Config, *, plain: bool, console: Console) -> int:
-    """One evaluation of `model.name` in a folder of its own (`eval-...`), with the same panel; returns the exit code.
+def with_endpoint(config: Config) -> Config:
+    """The configuration with an endpoint, the default one if it has none. Raises: ConfigError."""
+    served = msgspec.structs.replace(config, serve=config.serve or ServeConfig())
+    config_checks.check(served)
+    return served
 
-    Raises: ConfigError without evaluation tasks.
-    """
-    if config.eval is None:
-        raise ConfigError("there are no evaluation tasks", remedy="Add [eval] with env = { ... } to the configuration.")
-    own = msgspec.structs.replace(config, name=f"eval-{config.name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}")
 
+def evaluate_once(
+    config: Config,
+    *,
+    suites: Sequence[str] = (),
+    samples: int = 0,
+    agent: AgentKind = "policy",
+    resume: bool = False,
+    plain: bool,
+    console: Console,
+) -> int:
+    """One evaluation in a folder of its own (`eval-...`), with the same panel; prints tables, returns the exit code."""
     voice = Voice(console)
 
     async def work() -> None:
-        async with Engine(own, say=voice.say) as engine:
-            panel = Panel(str(engine.run_dir), plain=plain, console=console)
+        evaluation = Evaluation(config, suites=suites, samples=samples, agent=agent, resume=resume, say=voice.say)
+        async with evaluation:
+            panel = Panel(str(evaluation.run_dir), plain=plain, console=console)
             panel.start()
-            engine.on_close(panel.join)
-            result = await engine.evaluate()
-        table = Table("task", "rewards", "mean", title=f"reward {result.reward_mean:.3f}")
-        for task_id, rewards in sorted(result.per_task.items()):
-            table.add_row(task_id, " ".join(f"{reward:g}" for reward in rewards), f"{fmean(rewards):.2f}")
-        console.print(table)
+            evaluation.on_close(panel.join)
+            found = await evaluation.run()
+        voice.close()  # its last sentence comes before the tables
+        console.print(task_table(found))
+        console.print(suite_table(found))
+        console.print(f"{evaluation.run_dir}/{RESULTS}", markup=False, highlight=False, soft_wrap=True)
 
-    return run_to_the_end(work(), console, voice=voice)
+    farewell = "ending the evaluation in order; --resume goes on with it; again to force"
+    return run_to_the_end(work(), console, voice=voice, farewell=farewell)
 
 
 def verify_once(config: Config, *, groups: int, size: int, json: Path | None, console: Console) -> int:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from thundersync.config import Config
 from thundersync.core.ledger import Ledger
+from thundersync.core.objective import SeparableObjective
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import (
     FinalContent,
@@ -33,6 +34,7 @@ from thundersync.core.types import (
     rollout_id,
 )
 from thundersync.errors import Diverged
+from thundersync.gate import Gate
 from thundersync.generate.base import Generator, WeightArena
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -40,7 +42,7 @@ from thundersync.learn.stream import GradientStream
 from thundersync.learn.turn_stream import Scorer, TurnStream
 from thundersync.monitor.events import AnyEvent, StepCommitted, StepOpened, Warned, WeightsPublished
 from thundersync.recipe import kl_in_reward, measured_terms, objective_of, turn_schedule
-from thundersync.rollout.runner import GroupPlan, RolloutRunner
+from thundersync.rollout.runner import GroupPlan, GroupRunner
 from thundersync.verify.audit import Auditor
 
 R = TypeVar("R", bound=m.Reply)
@@ -78,7 +80,7 @@ class StepDriver:
         self,
         config: Config,
         *,
-        runner: RolloutRunner,
+        runner: GroupRunner,
         generators: Sequence[Generator],
         workers: Sequence[WorkerLink],
         shares_prompts: bool,
@@ -89,6 +91,7 @@ class StepDriver:
         keep: Callable[[int, Sequence[Rollout]], Awaitable[Path]],
         scorer: Scorer | None = None,
         auditor: Auditor | None = None,
+        objective: SeparableObjective | None = None,
     ) -> None:
         """`max_parts`: of open cohorts, in each worker. `keep` writes the rollouts of a step that went wrong, and says
         where. With a `scorer`, turns are distilled instead of rewarded; an
@@ -97,19 +100,24 @@ class StepDriver:
         self._runner = runner
         self._generators = generators
         self._workers = list(workers)
-        self._objective = objective_of(config)
+        self._objective = objective or objective_of(config)
         self.shares_prompts = shares_prompts
         self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
         self.max_parts = max_parts
         self._keep = keep
-        self._scorer = scorer
+        self.scorer = scorer
         self._auditor = auditor
         self._emit = emit
         self._expected_s: dict[TaskId, float] = {}
         self.policy_version = policy_version
         self.stream: GradientStream | TurnStream | None = None
         """Of the open step."""
+        self.gate = Gate()
+        """Whoever asks an engine something beside the step passes here: never while weights are published."""
+        self._prompts_of_step: dict[GroupId, list[int]] = {}
+        self.arena: WeightArena | None = None
+        """What the engines have: the weights published last."""
 
     async def run(self, step: int, tasks: Sequence[Task]) -> StepResult:
         """Open, work, commit, publish. Raises an ExceptionGroup of what broke."""
@@ -165,8 +173,8 @@ class StepDriver:
         Raises an ExceptionGroup of what broke.
         """
         algo = self._config.algo
-        plans = [_plan(step, index, task, algo.group_size) for index, task in enumerate(tasks)]
-        prompts = await asyncio.to_thread(self._prompts, plans)
+        plans = self.plans(step, tasks)
+        prompts = self._prompts_of_step = await asyncio.to_thread(self._prompts, plans)
         stream = self.stream = self._open(plans, prompts)
         self._emit(
             StepOpened(
@@ -176,6 +184,7 @@ class StepDriver:
                 group_ids=[plan.group_id for plan in plans],
                 task_ids=[plan.task.task_id for plan in plans],
                 group_size=algo.group_size,
+                mode=self._config.stream.mode,
             )
         )
         async with asyncio.TaskGroup() as tasks_of_step:
@@ -192,6 +201,16 @@ class StepDriver:
             )
         return WorkedStep(stream=stream, groups={plan.group_id: plan.rollout_ids for plan in plans}, prompts=prompts)
 
+    def plans(self, step: int, tasks: Sequence[Task]) -> list[GroupPlan]:
+        """The groups of a step, fixed before anything runs."""
+        return [_plan(step, index, task, self._config.algo.group_size) for index, task in enumerate(tasks)]
+
+    def opening(self, group_id: GroupId, prompt_ids: Sequence[int]) -> None:
+        """What a rollout of the open step shows the model first, where nobody knew when the step opened: the first
+        one's is taken for its group's, and computed once for all rollouts that begin with it."""
+        if not self._prompts_of_step.get(group_id, prompt_ids):
+            self._prompts_of_step[group_id] = list(prompt_ids)
+
     def sampled(self, turn: SampledTurn) -> None:
         """A turn of the open step was sampled: its teacher is asked at once."""
         assert isinstance(self.stream, TurnStream)
@@ -206,18 +225,17 @@ class StepDriver:
         """The step's stream: of turns where a teacher scores them, of rollouts where a checker rewards them."""
         algo, groups = self._config.algo, {plan.group_id: plan.rollout_ids for plan in plans}
         prefix = shared_prefix(list(prompts.values()))
-        lazy = self._config.stream.mode == "lazy"
-        if self._scorer is not None:
+        if self.scorer is not None:
             return TurnStream(
                 TurnLedger(groups),
                 self._workers,
                 objective=self._objective,
-                score=self._scorer,
+                score=self.scorer,
                 policy_version=self.policy_version,
                 prompts=prompts,
                 prefix=prefix,
                 schedule=turn_schedule(self._config, may_be_cut=self.shares_prompts),
-                lazy=lazy,
+                mode=self._config.stream.mode,
                 max_tokens=self._config.trainer.micro_batch_tokens,
                 longest=self._config.model.max_model_len,
                 stall_timeout_s=self._config.stall_timeout_s,
@@ -236,7 +254,7 @@ class StepDriver:
             prompts=prompts,
             prefix=prefix,
             shares_prompts=self.shares_prompts,
-            lazy=lazy,
+            mode=self._config.stream.mode,
             max_tokens=self._config.trainer.micro_batch_tokens,
             max_parts=self.max_parts,
             stall_timeout_s=self._config.stall_timeout_s,
@@ -246,11 +264,13 @@ class StepDriver:
 
     async def publish(self, arena: WeightArena) -> float:
         """Bring every engine to the trainer's weights as the current policy version. Returns seconds."""
-        began_s = time.monotonic()
-        async with asyncio.TaskGroup() as publishing:
-            for generator in self._generators:
-                publishing.create_task(generator.publish(arena, version=self.policy_version))
-        seconds = time.monotonic() - began_s
+        async with self.gate.closed():
+            began_s = time.monotonic()
+            async with asyncio.TaskGroup() as publishing:
+                for generator in self._generators:
+                    publishing.create_task(generator.publish(arena, version=self.policy_version))
+            self.arena = arena
+            seconds = time.monotonic() - began_s
         self._emit(WeightsPublished(at_s=time.time(), policy_version=self.policy_version, publish_s=seconds))
         return seconds
 

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from thundersync import fleet
 from thundersync.config import Config, TeacherConfig
 from thundersync.core.types import Task, TaskId
@@ -102,14 +104,17 @@ def told_solution(task: Task) -> str:
     return f"{task.instruction.rstrip()}\n\nThis solves it:\n```\n{solution}\n```\n"
 
 
-def told_prompts(tasks: Sequence[Task], ids_of: Callable[[str], list[int]]) -> dict[TaskId, list[int]]:
-    """Each task's prompt [T] with its solution; `ids_of` makes a prompt of an instruction. For a thread."""
-    return {task.task_id: ids_of(told_solution(task)) for task in tasks}
+def told_prompts(tasks: Sequence[Task], prompt_ids: Callable[[Task], list[int]]) -> dict[TaskId, list[int]]:
+    """Each task's prompt [T] with its solution; `prompt_ids` makes a task's prompt. For a thread."""
+    told = (msgspec.structs.replace(task, instruction=told_solution(task)) for task in tasks)
+    return {task.task_id: prompt_ids(task) for task in told}
 
 
-def longer_by(told: Mapping[TaskId, list[int]], tasks: Sequence[Task], ids_of: Callable[[str], list[int]]) -> int:
+def longer_by(
+    told: Mapping[TaskId, list[int]], tasks: Sequence[Task], prompt_ids: Callable[[Task], list[int]]
+) -> int:
     """How many tokens longer than a rollout, at most, is what its teacher reads. For a thread."""
-    return max(len(told[task.task_id]) - len(ids_of(task.instruction)) for task in tasks)
+    return max(len(told[task.task_id]) - len(prompt_ids(task)) for task in tasks)
 
 
 def _served(config: Config, teacher: TeacherConfig, model_path: Path, environment: Mapping[str, str]) -> OpenAITeacher:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thundersync.config import Config
+from thundersync.core.objective import SeparableObjective
 from thundersync.errors import ConfigError
 from thundersync.generate.child import child_environment
 from thundersync.learn import messages as m
@@ -39,6 +40,7 @@ def setups(
     shapes: Mapping[str, Sequence[int]],
     teacher_path: str,
     checkpoint: str,
+    objective: SeparableObjective | None = None,
 ) -> list[m.Setup]:
     """What each worker is told. `shapes` are the model's tensors; `teacher_path` is a folder if the workers hold the
     teacher, and empty otherwise."""
@@ -60,7 +62,7 @@ def setups(
             arena_path=str(workers[0].arena_path),
             cpus=place.cpus,
             device=place.device,
-            terms=terms_of(config),
+            terms=terms_of(config, objective),
             optim=optim_of(config),
             lora=lora_of(config),
             teacher_path=teacher_path,

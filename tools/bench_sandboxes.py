@@ -2,14 +2,20 @@
 
     python tools/bench_sandboxes.py --image IMAGE [--count 128] [--commands 10] [--json OUT]
 
-Needs a daemon (DOCKER_HOST or the default socket) that has IMAGE, with bash and python3 in it. Every figure is printed
-with what was measured; containers that are left at the end are counted, and make the exit code 1.
+Needs a daemon on this machine (DOCKER_HOST or the default socket) that has IMAGE, with bash and python3 in it. Every
+figure is printed with what was measured; containers that are left at the end are counted, and make the exit code 1.
+
+Commands a second depend on what else the machine does. So the processor time of a command is measured too: that of
+this process, of the daemon with its helpers, and of the containers. It hardly moves with the load.
 """
 
 import argparse
 import asyncio
+import gc
 import os
 import platform
+import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -28,6 +34,29 @@ LABEL = "thundersync.bench"
 SCRIPT = "ls / >/dev/null; echo done"
 
 
+class Processor(msgspec.Struct, kw_only=True):
+    """Seconds of computing, of whom."""
+
+    own: float = 0.0
+    """This process."""
+    daemon: float = 0.0
+    """dockerd, containerd, and a shim per container, with what they started and saw end."""
+    containers: float = 0.0
+    """Process 1 of each, with what it started and saw end."""
+
+    @property
+    def total(self) -> float:
+        return self.own + self.daemon + self.containers
+
+    def since(self, before: "Processor", *, calls: int) -> "Processor":
+        """Per call, since an earlier look."""
+        return Processor(
+            own=(self.own - before.own) / calls,
+            daemon=(self.daemon - before.daemon) / calls,
+            containers=(self.containers - before.containers) / calls,
+        )
+
+
 class Figures(msgspec.Struct, kw_only=True):
     """What one bench came to. Seconds are of single calls, with `count` sandboxes at once."""
 
@@ -41,6 +70,10 @@ class Figures(msgspec.Struct, kw_only=True):
     execs_per_s: float
     ratio: float
     """Commands a second through the agent, over those of one exec each."""
+    command_processor: Processor
+    """Of one command through the agent."""
+    exec_processor: Processor
+    """Of one exec."""
     one_by_one_command_p50_s: float
     rss_mib: dict[str, float]
     """Of this process: at the start, and at the end of each of the rounds."""
@@ -54,6 +87,7 @@ async def bench(host: str, image: str, *, count: int, commands: int, execs: int,
     rss = {"start": _rss_mib()}
     start_s, command_s, remove_s, execs_per_s = 0.0, 0.0, 0.0, 0.0
     errors = 0
+    per_command, per_exec = Processor(), Processor()
 
     async def work(sandbox: Sandbox) -> int:
         wrong = 0
@@ -77,19 +111,26 @@ async def bench(host: str, image: str, *, count: int, commands: int, execs: int,
             began = time.monotonic()
             sandboxes = await asyncio.gather(*(start(runtime) for _ in range(count)))
             start_s += time.monotonic() - began
+            names = [one.sandbox_id for one in sandboxes]
+            pids = await _pids(host, names)
+            before = _processor(host, pids)
             began = time.monotonic()
             errors += sum(await asyncio.gather(*(work(sandbox) for sandbox in sandboxes)))
             command_s += time.monotonic() - began
+            per_command = _processor(host, pids).since(before, calls=count * commands)
             if number == 0:
                 for _ in range(50):
                     with one_by_one.timed("command"):
                         await sandboxes[0].run(Command(script=SCRIPT))
-                execs_per_s = await _execs_per_s(host, [one.sandbox_id for one in sandboxes], execs, latencies)
+                before = _processor(host, pids)
+                execs_per_s = await _execs_per_s(host, names, execs, latencies)
+                per_exec = _processor(host, pids).since(before, calls=max(1, execs))
             began = time.monotonic()
             await asyncio.gather(*(remove(sandbox) for sandbox in sandboxes))
             remove_s += time.monotonic() - began
         finally:
             await runtime.close()
+        gc.collect()
         rss[f"round {number + 1}"] = _rss_mib()
 
     rate = rounds * count * commands / command_s
@@ -103,6 +144,8 @@ async def bench(host: str, image: str, *, count: int, commands: int, execs: int,
         remove_wall_s=remove_s / rounds,
         execs_per_s=execs_per_s,
         ratio=rate / execs_per_s if execs_per_s else 0.0,
+        command_processor=per_command,
+        exec_processor=per_exec,
         one_by_one_command_p50_s=one_by_one.read()["command"].p50_s,
         rss_mib=rss,
         leaks=await _leaks(host),
@@ -136,6 +179,45 @@ async def _execs_per_s(host: str, names: list[str], total: int, latencies: Laten
     return total / (time.monotonic() - began)
 
 
+async def _pids(host: str, names: list[str]) -> dict[str, int]:
+    """Process 1 of each container, by the container's full id."""
+    docker, connector = _client(host)
+    try:
+        found = [await docker.containers.container(name).show() for name in names]
+        return {each["Id"]: int(each["State"]["Pid"]) for each in found}
+    finally:
+        await docker.close()
+        await connector.close()
+
+
+def _processor(host: str, containers: dict[str, int]) -> Processor:
+    """Seconds of computing so far."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect((host or DEFAULT_HOST).removeprefix("unix://"))
+        daemon = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    helpers = {daemon, *(child.pid for child in psutil.Process(daemon).children(recursive=True))}
+    for process in psutil.process_iter():
+        try:
+            if process.name().startswith("containerd-shim") and containers.keys() & set(process.cmdline()):
+                helpers.add(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    inside = set(containers.values())
+    return Processor(
+        own=_seconds(os.getpid()),
+        daemon=sum(_seconds(pid) for pid in helpers - inside),
+        containers=sum(_seconds(pid) for pid in inside),
+    )
+
+
+def _seconds(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
 async def _leaks(host: str) -> int:
     docker, connector = _client(host)
     try:
@@ -167,6 +249,13 @@ def table(figures: Figures) -> str:
         f"commands: {figures.commands_per_s:.0f}/s; one at a time {1000 * figures.one_by_one_command_p50_s:.1f} ms"
     )
     lines.append(f"as one exec each: {figures.execs_per_s:.1f}/s; ratio {figures.ratio:.1f}")
+    for name, each in (("a command", figures.command_processor), ("an exec", figures.exec_processor)):
+        lines.append(
+            f"processor time of {name}: {1000 * each.total:.1f} ms (own {1000 * each.own:.2f}, daemon "
+            f"{1000 * each.daemon:.2f}, container {1000 * each.containers:.2f})"
+        )
+    if figures.command_processor.total > 0:
+        lines.append(f"ratio {figures.exec_processor.total / figures.command_processor.total:.1f}")
     lines.append(
         "memory of this process: " + ", ".join(f"{name} {mib:.0f} MiB" for name, mib in figures.rss_mib.items())
     )

@@ -17,13 +17,16 @@ def ensure_bubblewrap(say: Callable[[str], None]) -> None:
 
 
 def ensure_test_prerequisites(say: Callable[[str], None]) -> None:
-    """Docker Engine (its sandbox tests start a private daemon; without it they are skipped) and zstd."""
+    """Docker Engine (its sandbox tests start a private daemon), zstd, and a browser for the report's test; a test that
+    misses one is skipped."""
     if not sys.platform.startswith("linux"):
         return
     # Newer Debians keep Docker's command line in a package of its own, older ones do not know that package.
     for package, program in (("docker.io", "dockerd"), ("docker-cli", "docker"), ("zstd", "zstd")):
         if not present(program):
             install([package], "for the tests", say)
+    if not any(map(present, ("chromium", "chromium-browser", "google-chrome"))):
+        install(["chromium"], "for the tests", say)
 
 
 def present(program: str) -> bool:

@@ -76,6 +76,8 @@ def config(folder: Path, model: Path, **changes: object) -> Config:
 class Run:
     """`python -m thundersync run` as a process, with everything it starts in sight."""
 
+    verb = "run"
+
     def __init__(self, folder: Path, config_file: Path, *arguments: str) -> None:
         self.folder = folder
         self.temporary = Path(tempfile.mkdtemp(prefix="ts-"))
@@ -83,7 +85,7 @@ class Run:
         self.log = folder / f"stdout-{time.monotonic_ns()}.txt"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "thundersync", "run", str(config_file), "--plain", *arguments],
+                [sys.executable, "-m", "thundersync", self.verb, str(config_file), "--plain", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -70,6 +70,8 @@ def test_a_run_commits_publishes_and_leaves_its_folder_and_nothing_else(start, t
     assert {"run_started", "step_opened", "turn_generated", "rollout_scored", "group_closed", "step_committed",
             "weights_published", "checkpoint_saved", "gauges", "run_finished"} <= kinds  # fmt: skip
     assert "step 3/3 committed" in run.text()
+    assert "<h1>run</h1>" in (folder / "report.html").read_text()
+    assert (folder / "environment.json").is_file()
     seen = subprocess.run(
         [sys.executable, "-m", "thundersync", "monitor", str(folder), "--plain"],
         capture_output=True,
@@ -115,6 +117,7 @@ def test_a_killed_run_leaves_nothing_and_resumes_from_its_last_commit(start, mod
     after = rows(resumed)
     assert [row["step"] for row in after] == [0, 1, 2, 3]
     assert after[:2] == before[:2]
+    assert {"sandbox_start_p50_s", "sandbox_start_p95_s", "sandboxes_from_stock"} <= set(after[-1])
     opened: dict[int, list[str]] = {}
     for event in resumed.read_events():
         if event["kind"] == "step_opened":

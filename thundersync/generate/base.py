@@ -26,6 +26,9 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """Per reply; the context limit may end it earlier (finish reason `context`)."""
     stop: tuple[str, ...] = ()
     """Stop strings. The tokens that complete one are kept: they were sampled, so they are trained on."""
+    to_limit: bool = False
+    """Only `max_tokens` or a full context ends the reply; end tokens are sampled like any other. For workloads whose
+    lengths are given."""
 
 
 class Generation(Struct, frozen=True, kw_only=True):
@@ -107,6 +110,10 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     sampled_tokens: int
+    asked_tokens: int = 0
+    """Prompt tokens of the requests in flight; a prefix that several share counts for each."""
+    kv_tokens: int = 0
+    """Tokens that the KV cache holds; 0 where the engine does not say."""
 
 
 class Generator(Protocol):

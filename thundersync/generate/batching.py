@@ -87,7 +87,8 @@ class LiveSequence:
     def take(self, token_id: int, logprob: float, end_ids: frozenset[int]) -> None:
         self.sampled_ids.append(token_id)
         self.logprobs.append(logprob)
-        if token_id in end_ids or self.stop.found_after(token_id):
+        ends = token_id in end_ids and not self.ask.to_limit
+        if ends or self.stop.found_after(token_id):
             self.finish_reason = "stop"
         elif len(self.sampled_ids) >= self.ask.max_tokens:
             self.finish_reason = "length"

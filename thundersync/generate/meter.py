@@ -13,17 +13,23 @@ class Meter:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._sampled_tokens = 0
+        self._asked_tokens = 0
+        self.kv_tokens = 0
+        """What the engine's KV cache holds, once it is known."""
 
     @property
     def running(self) -> int:
         return self._running
 
-    def began(self, now_s: float) -> None:
+    def began(self, now_s: float, *, prompt_tokens: int = 0) -> None:
+        self._asked_tokens += prompt_tokens
         if self._running == 0:
             self._since_s = now_s
         self._running += 1
 
-    def ended(self, now_s: float) -> None:
+    def ended(self, now_s: float, *, prompt_tokens: int = 0) -> None:
+        """`prompt_tokens` as at the request's beginning."""
+        self._asked_tokens -= prompt_tokens
         self._running -= 1
         if self._running == 0:
             self._busy_s += now_s - self._since_s
@@ -46,4 +52,6 @@ class Meter:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             sampled_tokens=self._sampled_tokens,
+            asked_tokens=self._asked_tokens,
+            kv_tokens=self.kv_tokens,
         )

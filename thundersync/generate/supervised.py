@@ -85,6 +85,8 @@ class SupervisedGenerator:
             prompt_tokens=past.prompt_tokens + now.prompt_tokens,
             cached_tokens=past.cached_tokens + now.cached_tokens,
             sampled_tokens=past.sampled_tokens + now.sampled_tokens,
+            asked_tokens=now.asked_tokens,
+            kv_tokens=now.kv_tokens,
         )
 
     async def close(self) -> None:

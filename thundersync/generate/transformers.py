@@ -166,6 +166,7 @@ class TransformersGenerator:
                 temperature=sampling.temperature,
                 max_tokens=min(sampling.max_tokens, room),
                 stop=sampling.stop,
+                to_limit=sampling.to_limit,
             ),
         )
         refuse_unfinite(answer.logprobs, engine=ENGINE, request_id=request_id)

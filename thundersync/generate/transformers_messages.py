@@ -43,6 +43,8 @@ class Ask(Message, frozen=True, kw_only=True):
     max_tokens: int
     """Already cut to the room left in the context."""
     stop: tuple[str, ...]
+    to_limit: bool = False
+    """End tokens end nothing."""
 
     @property
     def reusable_ids(self) -> list[int]:

@@ -148,6 +148,7 @@ class VllmGenerator:
             ) from error
         cache = self._llm.vllm_config.cache_config
         tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        self._meter.kv_tokens = tokens
         fitting = int(tokens / (self._max_model_len * ASSUMED_CONTEXT_SHARE))
         self._max_concurrency = max(1, min(self._config.max_num_seqs, fitting))
 
@@ -157,11 +158,11 @@ class VllmGenerator:
         room = self._max_model_len - len(prompt_ids)
         if room < 1:
             return Generation(token_ids=[], logprobs=[], finish_reason="context", policy_version=self._version)
-        self._meter.began(time.monotonic())
+        self._meter.began(time.monotonic(), prompt_tokens=len(prompt_ids))
         try:
             output = await self._run(llm, prompt_ids, reply_parameters(sampling, room, self._end_ids), request_id)
         finally:
-            self._meter.ended(time.monotonic())
+            self._meter.ended(time.monotonic(), prompt_tokens=len(prompt_ids))
         generation = read_reply(output, version=self._version, cut_by_context=room < sampling.max_tokens)
         self._meter.generated(len(prompt_ids), generation)
         return generation
@@ -177,7 +178,7 @@ class VllmGenerator:
             max_topk=self._max_topk,
             request_id=request_id,
         )
-        self._meter.began(time.monotonic())
+        self._meter.began(time.monotonic(), prompt_tokens=len(token_ids))
         try:
             # A sequence that this engine has seen beyond `start`, as when a policy scores its own reply, has places
             # cached whose logprobs are wanted. Such a one, and only such a one, is computed anew.
@@ -188,7 +189,7 @@ class VllmGenerator:
                 if scores is not None:
                     break
         finally:
-            self._meter.ended(time.monotonic())
+            self._meter.ended(time.monotonic(), prompt_tokens=len(token_ids))
         if scores is None:
             raise EngineFailed(f"vLLM left places of request {request_id} without a logprob")
         self._meter.scored(len(token_ids), output.num_cached_tokens or 0)

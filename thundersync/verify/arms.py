@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from thundersync.config import Config
 from thundersync.core.ledger import Ledger
+from thundersync.core.objective import SeparableObjective
 from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.core.turn_ledger import TurnKey, TurnLedger
-from thundersync.core.types import FinalContent, Rollout, RolloutId, SampledTurn
+from thundersync.core.types import FinalContent, Rollout, RolloutId, SampledTurn, StreamMode
 from thundersync.generate.base import TokenScores
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -45,7 +46,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     order: str
     names: list[RolloutId]
     """A permutation of the recording's."""
-    lazy: bool = False
+    mode: StreamMode = "stream"
     at_once: bool = False
     """All arrive before any is worked: passes are packed as far as they go."""
     one_by_one: bool = False
@@ -78,7 +79,7 @@ def reward_arms(recording: Recording, *, max_parts: int, may_be_cut: bool, may_b
         yield Arm(path="held for rewards", order="reversed", names=came[::-1], held=True)
     if may_be_cut:
         yield Arm(path=f"blocks of {BLOCK_TOKENS}", order="as they came", names=came, cut=True)
-    yield Arm(path="lazy", order="after the last", names=came, lazy=True)
+    yield Arm(path="lazy", order="after the last", names=came, mode="lazy")
 
 
 def turn_arms(recording: Recording, *, may_be_cut: bool) -> Iterator[Arm]:
@@ -95,15 +96,24 @@ def turn_arms(recording: Recording, *, may_be_cut: bool) -> Iterator[Arm]:
     yield Arm(path="packed", order="all at once", names=came, at_once=True)
     if may_be_cut:
         yield Arm(path=f"blocks of {BLOCK_TOKENS}", order="as they came", names=came, cut=True)
-    yield Arm(path="lazy", order="after the last", names=came, lazy=True)
+    yield Arm(path="lazy", order="after the last", names=came, mode="lazy")
 
 
 class Replayer:
     """Works recordings through the real streams and workers of a configuration."""
 
-    def __init__(self, config: Config, workers: Sequence[WorkerLink], *, shares_prompts: bool, max_parts: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        workers: Sequence[WorkerLink],
+        *,
+        shares_prompts: bool,
+        max_parts: int,
+        objective: SeparableObjective | None = None,
+    ) -> None:
+        """`objective` in the place of the configuration's."""
         self._config = config
-        self._objective = objective_of(config)
+        self._objective = objective or objective_of(config)
         self._workers = workers
         self._shares_prompts = shares_prompts
         self._max_parts = max_parts
@@ -167,7 +177,7 @@ class Replayer:
             prompts=recording.prompts,
             prefix=shared_prefix(list(recording.prompts.values())),
             shares_prompts=self._shares_prompts,
-            lazy=arm.lazy,
+            mode=arm.mode,
             max_tokens=self._max_tokens(arm),
             max_parts=self._max_parts if arm.parts else 0,
             stall_timeout_s=self._config.stall_timeout_s,
@@ -188,7 +198,7 @@ class Replayer:
             prompts=recording.prompts,
             prefix=shared_prefix(list(recording.prompts.values())),
             schedule=arm.schedule,
-            lazy=arm.lazy,
+            mode=arm.mode,
             max_tokens=self._max_tokens(arm),
             longest=min(self._config.model.max_model_len, self._max_tokens(arm)),
             stall_timeout_s=self._config.stall_timeout_s,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from thundersync.config import Config
+from thundersync.core.objective import SeparableObjective
 from thundersync.core.types import Rollout
 from thundersync.errors import ExactnessLost
 from thundersync.learn.link import WorkerLink
@@ -36,6 +37,7 @@ class Auditor:
         dtype: Dtype,
         keep: Callable[[int, Sequence[Rollout]], Awaitable[Path]],
         emit: Callable[[AnyEvent], None],
+        objective: SeparableObjective | None = None,
     ) -> None:
         """`keep` writes a step's rollouts and says where: of a step that is never committed nobody else would."""
         self._config = config
@@ -43,6 +45,7 @@ class Auditor:
         self._dtype: Dtype = dtype
         self._keep = keep
         self._emit = emit
+        self._objective = objective
 
     def wants(self, step: int) -> bool:
         """Steps are counted from 0; the first audit is of step `verify_every` - 1."""
@@ -52,7 +55,7 @@ class Auditor:
     async def audit(self, step: int, stream: GradientStream | TurnStream) -> dict[str, float]:
         """Of a step that owes nothing. Gives metrics. Raises ExactnessLost, WorkerLost."""
         began_s, limit_s = time.monotonic(), self._config.stall_timeout_s
-        book = textbook_of(stream, self._config)
+        book = textbook_of(stream, self._config, self._objective)
         await keep_reference(self._workers, book, limit_s=limit_s)
         found = await compare(self._workers, stream.scales(), limit_s=limit_s)
         exact, allowed = found.relative_l2 <= LEAST, LEAST
@@ -83,9 +86,11 @@ class Auditor:
         return {"audit_relative_l2": found.relative_l2, "audit_s": time.monotonic() - began_s}
 
 
-def textbook_of(stream: GradientStream | TurnStream, config: Config) -> textbook.Textbook:
+def textbook_of(
+    stream: GradientStream | TurnStream, config: Config, objective: SeparableObjective | None = None
+) -> textbook.Textbook:
     """A worked step as one loss: from what was sampled, and what it was worth when it landed."""
-    objective = objective_of(config)
+    objective = objective or objective_of(config)
     if isinstance(stream, TurnStream):
         return textbook.of_turns(stream.turns.values(), objective)
     members = [member for group in stream.ledger.groups.values() for member in group.members.values()]

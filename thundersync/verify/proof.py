@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from thundersync.assembly import Parts
-from thundersync.config import Config
+from thundersync.config import DISTILLING, Config
+from thundersync.core.objective import SeparableObjective
 from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.core.types import Failed, RolloutId
 from thundersync.errors import NothingToVerify
@@ -38,7 +39,7 @@ async def prove(config: Config, parts: Parts, placement: Placement, *, say: Call
     """One step's rollouts with `parts`, then everything of `Prover`. Raises NothingToVerify, and what breaks a run."""
     driver = parts.driver
     say(f"taking {config.algo.prompts_per_step} x {config.algo.group_size} rollouts; nothing will be committed")
-    worked = await driver.work(0, parts.source.step(0))
+    worked = await driver.work(0, await parts.source.take(0))
     path = await parts.folder.write_rollouts(0, worked.stream.rollouts)
     say(f"recorded: {path}")
     prover = Prover(
@@ -49,10 +50,11 @@ async def prove(config: Config, parts: Parts, placement: Placement, *, say: Call
         dtype=placement.dtype,
         bits_repeat=not placement.on_gpus,
         say=say,
+        objective=parts.objective,
     )
     recording = record(worked, driver.policy_version)
     if not prover.flat(recording):
-        await prover.refer(textbook_of(worked.stream, config))
+        await prover.refer(textbook_of(worked.stream, config, parts.objective))
         await prover.find(Arm(path="as it ran", order="as it ran", names=[]), worked.stream)
     return await prover.prove(recording)
 
@@ -89,13 +91,17 @@ class Prover:
         dtype: Dtype,
         bits_repeat: bool,
         say: Callable[[str], None],
+        objective: SeparableObjective | None = None,
     ) -> None:
         """`max_parts` of each worker; `bits_repeat`: the same kernels on the same numbers give the same bits."""
         self._config = config
-        self._objective = objective_of(config)
+        self._objective = objective or objective_of(config)
+        self._name = config.algo.type if objective is None else type(objective).__name__
         self._whole_step = self._objective.cohort == "step"
         self._workers = workers
-        self._replayer = Replayer(config, workers, shares_prompts=shares_prompts, max_parts=max_parts)
+        self._replayer = Replayer(
+            config, workers, shares_prompts=shares_prompts, max_parts=max_parts, objective=objective
+        )
         self._shares_prompts = shares_prompts
         self._max_parts = max_parts
         self._dtype: Dtype = dtype
@@ -239,7 +245,7 @@ class Prover:
     def _nothing(self, floor: m.Comparison) -> NothingToVerify:
         moved = f"one unit in the last place moves it by {floor.relative_l2:.1e}" if floor.norm else "it is zero"
         sentence = f"the one-piece gradient (norm {floor.norm:.1e}) is rounding, {moved}"
-        if self._objective.distils:
+        if self._config.algo.type in DISTILLING:
             return NothingToVerify(
                 f"{sentence}: teacher and policy agree",
                 remedy="Verify with a teacher whose weights differ from the policy's.",
@@ -252,7 +258,7 @@ class Prover:
     def _proof(self, recording: Recording) -> Proof:
         lora = self._config.model.lora
         return Proof(
-            objective=f"{self._config.algo.type}: {self._objective.formula()}",
+            objective=f"{self._name}: {self._objective.formula()}",
             trains="every weight" if lora is None else f"adapters of rank {lora.rank}",
             dtype=self._dtype,
             workers=len(self._workers),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thundersync import trainers
+from thundersync.budget import EVERY_PART, GPU_SHARE, part_budget
 from thundersync.config_file import config_from
 from thundersync.learn import messages as m
 from thundersync.placement import place
@@ -37,4 +38,14 @@ async def test_the_parts_that_stay_on_a_gpu_are_those_that_fit_its_budget(tmp_pa
 
 async def test_on_a_cpu_every_part_stays_where_it_is(tmp_path: Path) -> None:
     (setup,) = await told(tmp_path, stream={"partials_gib": 1e-6})
-    assert setup.resident_parts == trainers.EVERY_PART
+    assert setup.resident_parts == EVERY_PART
+
+
+def test_by_default_parts_take_a_twentieth_of_a_gpu_workers_memory_and_the_rest_moves_to_the_host() -> None:
+    config = config_from({"model": {"name": "m", "lora": {"rank": 8}}, "env": {"path": "p"}})
+    whole, learning = 1_000_000, 10_000
+    budget = part_budget(config, whole=whole, learning=learning, width=2, workers=1, on_gpus=True)
+    held = 2 * whole + learning * (2 + 4 + 8 + 4)  # weights, adapter, master weights, moments, gradient
+    assert budget.resident == int(GPU_SHARE * held / (4 * learning)) == 2
+    assert budget.most > budget.resident
+    assert part_budget(config, whole=whole, learning=learning, width=2, workers=1, on_gpus=False).resident == EVERY_PART

@@ -182,8 +182,12 @@ def monitor(
     from thundersync.session import check, run_to_the_end
 
     console = Console()
-    work = lambda: look(target, plain=plain, json=json, keys=keys, console=console)  # noqa: E731
-    raise typer.Exit(check(lambda: run_to_the_end(work(), console, farewell="closing the view"), console))
+
+    def work() -> int:
+        looking = look(target, plain=plain, json=json, keys=keys, console=console)
+        return run_to_the_end(looking, console, farewell="closing the view")
+
+    raise typer.Exit(check(work, console))
 
 
 @app.command()

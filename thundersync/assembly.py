@@ -28,13 +28,14 @@ from thundersync.endpoint import Door, open_door
 from thundersync.environments import with_environments
 from thundersync.evaluate.evaluator import Evaluator
 from thundersync.generate.base import Generator
+from thundersync.generate.manifest import read_manifest
 from thundersync.generate.shorter_context import ShorterContext
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn.link import WorkerLink
 from thundersync.learn.turn_stream import Scorer
 from thundersync.live import LiveRollouts
 from thundersync.machines import Machines, make_machines, start_machines
-from thundersync.models import resolve_model
+from thundersync.models import base_of, resolve_model
 from thundersync.monitor.events import (
     AnyEvent,
     RolloutFailed,
@@ -241,11 +242,13 @@ async def build(
     generators, workers = machines.generators, machines.workers
     if machines.teachers is not None:
         machines.teachers.refuse_tasks_without_teacher(task.task_id for task in tasks)
+    shapes = (await asyncio.to_thread(read_manifest, base_of(model_path))).shapes
     ready, notes = await start_machines(
         machines,
         config,
         placement,
         model_path=model_path,
+        shapes=shapes,
         teachers_at=teachers_at,
         checkpoint=opened.checkpoint,
         say=say,
@@ -375,7 +378,7 @@ async def build(
         workers=workers,
         shares_prompts=ready.shares_prompts,
         prompt_ids=prompt_ids,
-        max_parts=trainers.most_parts(config, placement, parameters=ready.parameters),
+        max_parts=trainers.parts_allowed(config, placement, shapes=shapes).most,
         policy_version=state.policy_version,
         emit=emit,
         keep=folder.write_rollouts,

@@ -195,8 +195,9 @@ class StreamConfig(Section, frozen=True, kw_only=True):
     `forward`. The update is the same; a model that cannot be cut into blocks has `deferred` only."""
     release: Literal["reward", "content"] = "reward"
     """When a rollout's backward may start: once its reward is known, or already while its checker runs."""
-    partials_gib: Annotated[float, Meta(gt=0, le=1e6)] = 8.0
-    """Memory per trainer worker for the parts of open groups."""
+    partials_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Memory per trainer worker for the parts of open groups. 0 = on a GPU a twentieth of what the worker holds anyway,
+    on a CPU 8."""
     spill_gib: Annotated[float, Meta(ge=0, le=1e6)] = 32.0
     """On GPUs: host memory per trainer worker for parts beyond `partials_gib`; beyond that, pieces wait as tokens until
     their group is complete. A CPU's parts are in host memory already."""
@@ -276,8 +277,8 @@ class SandboxConfig(Section, frozen=True, kw_only=True):
     pids: Positive = 256
     """Processes in one sandbox."""
     images_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Disk that images built from tasks' Dockerfiles may take on the Docker daemon: beyond it those used longest ago are
-    removed; 0 = no limit."""
+    """Disk that images built from tasks' Dockerfiles may take on the Docker daemon: beyond it those used longest ago
+    are removed; 0 = no limit."""
     network: Literal["task", "off"] = "task"
     """`task`: a sandbox has network if its task asks for it; `off`: never, whatever the task says."""
 
@@ -313,8 +314,8 @@ class BenchConfig(Section, frozen=True, kw_only=True):
     """What `bench` replays in each arm: a recorded workload, or one drawn from these keys by `seed`."""
 
     arms: Annotated[tuple[BenchArm, ...], Meta(min_length=1)] = ("stream", "group", "lazy")
-    """`stream`, `group` and `lazy` as in `stream.mode`; `colocated`: all cores generate, then all learn; `async`: learns
-    from the rollouts of one policy version ago, for its speed only."""
+    """`stream`, `group`, `lazy`: as `stream.mode`; `colocated`: all cores generate, then all learn; `async`: for its
+    speed only, learns while it generates for the next step."""
     repeats: Positive = 5
     """Steps measured in each arm, the arms taking turns."""
     warmup: Positive = 1

@@ -214,13 +214,13 @@ def _serve(config: Config) -> Iterator[str]:
         return
     if config.algo.type == "opsd":
         yield (
-            'algo.type = "opsd" with [serve]: the teacher is shown more than the agent, and what an outside agent shows '
-            'the model is not known beforehand; use "opd" or a type with rewards'
+            'algo.type = "opsd" with [serve]: the teacher is shown more than the agent, and what an outside agent '
+            'shows the model is not known beforehand; use "opd" or a type with rewards'
         )
     if not serve.command and config.stall_timeout_s <= serve.idle_timeout_s:
         yield (
-            f"serve.idle_timeout_s = {serve.idle_timeout_s:g} is not below stall_timeout_s = {config.stall_timeout_s:g}, "
-            "which would end the run during one silent program"
+            f"serve.idle_timeout_s = {serve.idle_timeout_s:g} is not below stall_timeout_s = "
+            f"{config.stall_timeout_s:g}, which would end the run during one silent program"
         )
     if config.sandbox.runtime == "none" and serve.judge == "checker":
         yield 'serve.judge = "checker" with sandbox.runtime = "none": checkers run in sandboxes; say "client"'

@@ -15,6 +15,7 @@ from thundersync.models import base_of, resolve_model
 from thundersync.placement import Placement, place_here
 from thundersync.recipe import objective_of
 from thundersync.sizes import parameters, trainable
+from thundersync.trainers import parts_allowed
 
 _KL = {
     "k1": "taken off the reward: its sum over a rollout's sampled tokens of log policy - log reference (k1)",
@@ -135,7 +136,8 @@ def _memory(config: Config, placement: Placement) -> str:
     cohorts = 0 if config.algo.type in DISTILLING else config.algo.prompts_per_step
     if objective_of(config).cohort == "step":
         cohorts = 1
-    most_parts = min(PARTS_PER_COHORT * cohorts, int(config.stream.partials_gib * 2**30 / part))
+    budget = parts_allowed(config, placement, shapes=shapes)
+    most_parts = min(PARTS_PER_COHORT * cohorts, budget.resident, budget.most)
     about = "about " if config.model.lora else ""
     text = f"Memory: {whole / 1e6:.1f} million parameters"
     text += f", {about}{learning / 1e6:.1f} million of them in adapters that learn. " if config.model.lora else ". "

@@ -17,6 +17,7 @@ from thundersync.config import Config, RolloutConfig, ServeConfig
 from thundersync.core.types import GroupId
 from thundersync.errors import ConfigError
 from thundersync.generate.vllm_tools import VllmToolParser
+from thundersync.models import base_of
 from thundersync.rollout.dialogue import Renderer
 from thundersync.serve.agents import Inner, SessionAgent, Visitors, Who
 from thundersync.serve.desk import Desk, new_key
@@ -42,6 +43,7 @@ class Door:
         endpoint: Endpoint,
         renderer: Renderer,
         parser: VllmToolParser | None,
+        vocabulary: int,
         environment: Mapping[str, str],
         file: Path,
     ) -> None:
@@ -51,6 +53,7 @@ class Door:
         self._endpoint = endpoint
         self._renderer = renderer
         self._parser = parser
+        self._vocabulary = vocabulary
         self._environment = environment
         self._file = file
 
@@ -77,6 +80,7 @@ class Door:
             rules=Rules(
                 model=model_name(self._config),
                 context_tokens=self._config.model.max_model_len,
+                vocabulary=self._vocabulary,
                 temperature=rollout.temperature,
                 max_tokens=rollout.max_tokens,
                 stop=rollout.stop,
@@ -130,6 +134,7 @@ async def open_door(
         context_tokens=config.model.max_model_len,
         max_body_bytes=int(serve.max_body_mib * 2**20),
     )
+    vocabulary = await asyncio.to_thread(_vocabulary, model_path)
     url = await endpoint.start()
     file = folder / DOOR
     door = Door(
@@ -139,6 +144,7 @@ async def open_door(
         endpoint=endpoint,
         renderer=renderer,
         parser=parser,
+        vocabulary=vocabulary,
         environment=environment,
         file=file,
     )
@@ -165,6 +171,12 @@ def _refuse_silent_template(renderer: Renderer, serve: ServeConfig) -> None:
             f"serve.tool_parser = {serve.tool_parser!r}, but the model's chat template declares no tools",
             remedy="Use a model that was trained on tools, or leave serve.tool_parser out.",
         )
+
+
+def _vocabulary(model_path: Path) -> int:
+    """Rows of the model's head, padding included."""
+    described = msgspec.json.decode((base_of(model_path) / "config.json").read_bytes())
+    return int(described.get("text_config", described)["vocab_size"])
 
 
 def _write(file: Path, told: Mapping[str, str]) -> None:

@@ -15,7 +15,6 @@ from msgspec import Struct
 from thundersync import fleet, trainers
 from thundersync.config import Config
 from thundersync.core.objective import SeparableObjective
-from thundersync.generate.manifest import read_manifest
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -87,6 +86,7 @@ async def start_machines(
     placement: Placement,
     *,
     model_path: Path,
+    shapes: Mapping[str, Sequence[int]],
     teachers_at: Sequence[Path | None],
     checkpoint: str,
     say: Callable[[str], None],
@@ -102,7 +102,7 @@ async def start_machines(
         placement,
         workers,
         model_path=model_path,
-        shapes=(await asyncio.to_thread(read_manifest, base_of(model_path))).shapes,
+        shapes=shapes,
         teacher_path=held_path(config, teachers_at),
         checkpoint=checkpoint,
         objective=objective,

@@ -110,9 +110,7 @@ def told_prompts(tasks: Sequence[Task], prompt_ids: Callable[[Task], list[int]])
     return {task.task_id: prompt_ids(task) for task in told}
 
 
-def longer_by(
-    told: Mapping[TaskId, list[int]], tasks: Sequence[Task], prompt_ids: Callable[[Task], list[int]]
-) -> int:
+def longer_by(told: Mapping[TaskId, list[int]], tasks: Sequence[Task], prompt_ids: Callable[[Task], list[int]]) -> int:
     """How many tokens longer than a rollout, at most, is what its teacher reads. For a thread."""
     return max(len(told[task.task_id]) - len(prompt_ids(task)) for task in tasks)
 

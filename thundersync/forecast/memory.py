@@ -98,7 +98,7 @@ def parts_items(*, learning: int, most: int, resident: int) -> list[Item]:
 
 
 def activation_bytes(decoder: Decoder, *, tokens: int, width: int, checkpointing: bool) -> int:
-    """What a pass over `tokens` (padding included) keeps for its backward, roughly.
+    """What a pass over `tokens` keeps for its backward, roughly.
 
     A layer keeps per token: its two norms' inputs and results in float32 and in its own dtype, queries, keys, values
     and the attention's output, and four rows of the feed-forward network. With checkpointing every layer keeps its

@@ -175,7 +175,7 @@ def _attend(
         block.fresh[layer] = (key, value)
     past = [a.proxies[layer] for a in block.ancestors]
     rows = zip(*(_cut(tensor, block.lengths) for tensor in (query, key, value)), strict=True)
-    out = torch.cat([_after(past, *row, scaling) for row in rows], dim=2)
+    out = torch.cat([_after(past, q, k, v, scaling) for q, k, v in rows], dim=2)
     return out.transpose(1, 2), None
 
 

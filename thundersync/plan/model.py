@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from thundersync.budget import PartBudget, part_budget
 from thundersync.config import DISTILLING, Config
 from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.errors import ThundersyncError
 from thundersync.forecast.memory import (
-    FLOAT32,
     Decoder,
     Item,
     activation_bytes,
@@ -41,10 +41,12 @@ class Model(Struct, frozen=True, kw_only=True):
     decoder: Decoder | None
     """None: its config.json is not of a decoder that is known here."""
 
-    def most_parts(self, config: Config, *, on_gpus: bool) -> int:
-        """As `trainers.most_parts`."""
-        gib = config.stream.partials_gib + (config.stream.spill_gib if on_gpus else 0.0)
-        return int(gib * 2**30 / (FLOAT32 * self.learning))
+    def parts_allowed(self, config: Config, *, dtype: Dtype, workers: int, on_gpus: bool) -> PartBudget:
+        """Of open groups, in each worker."""
+        width = 2 if dtype == "bfloat16" else 4
+        return part_budget(
+            config, whole=self.whole, learning=self.learning, width=width, workers=workers, on_gpus=on_gpus
+        )
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -87,13 +89,13 @@ def memory_of(config: Config, model: Model, *, dtype: Dtype, workers: int, on_gp
         workers=workers,
         offload=config.optim.offload and on_gpus,
     )
-    resident = int(config.stream.partials_gib * 2**30 / (FLOAT32 * model.learning))
-    allowed = model.most_parts(config, on_gpus=on_gpus)
-    learning += parts_items(learning=model.learning, most=min(_wanted_parts(config), allowed), resident=resident)
+    allowed = model.parts_allowed(config, dtype=dtype, workers=workers, on_gpus=on_gpus)
+    most = min(_wanted_parts(config), allowed.most)
+    learning += parts_items(learning=model.learning, most=most, resident=allowed.resident)
     engine = [Item(name="weights", size=model.whole * width // config.engine.tensor_parallel_size)]
     if model.decoder is not None:
-        most = config.algo.group_size * config.model.max_model_len  # a pass serves one group
-        tokens = min(config.trainer.micro_batch_tokens, most)
+        longest = config.algo.group_size * config.model.max_model_len  # a pass serves one group
+        tokens = min(config.trainer.micro_batch_tokens, longest)
         size = activation_bytes(
             model.decoder, tokens=tokens, width=width, checkpointing=config.trainer.activation_checkpointing
         )

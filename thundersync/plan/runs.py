@@ -50,9 +50,15 @@ def read_run(folder: Path) -> RecordedRun:
             remedy="Let a run commit a step or more in which a group's rewards differ (stream.verify_every = 0), then "
             "plan again; a configuration alone, `plan CONFIG`, tells the memory it needs.",
         )
-    on_gpus = traces.started is not None and traces.started.on_gpus
     if (model := find_model(config)) is not None:
-        most = model.most_parts(config, on_gpus=on_gpus)
+        started = traces.started
+        allowed = model.parts_allowed(
+            config,
+            dtype="float32" if config.model.dtype == "float32" else "bfloat16",
+            workers=max(1, started.trainer_workers) if started is not None else 1,
+            on_gpus=started is not None and started.on_gpus,
+        )
+        most = allowed.most
         traces = structs.replace(traces, steps=[structs.replace(step, max_parts=most) for step in traces.steps])
     count = len(traces.steps)
     return RecordedRun(

@@ -21,7 +21,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: list[float]
     token_texts: list[str]
-    """Of each token by itself."""
+    """Of each token by itself; empty unless asked for."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from thundersync.serve.errors import Refused
 
 HISTORY_HEADER = "X-Thundersync-History"
 REASON_HEADER = "X-Thundersync-Fork-Reason"
+LARGE_BYTES = 1 << 20
+"""A body that takes longer to decode than the event loop may be held."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,7 +54,9 @@ async def body_of(request: web.Request, *, optional: bool = False) -> Mapping[st
     if optional and not raw:
         return {}
     try:
-        found = msgspec.json.decode(raw)
+        found = (
+            msgspec.json.decode(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(msgspec.json.decode, raw)
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(f"the request is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -112,6 +112,7 @@ def chat_call(body: Mapping[str, Any], *, temperature: float) -> tuple[ChatReque
         or positive(request.max_tokens, "max_tokens"),
         stop=stop_strings(request.stop),
         choices=choices(request.n),
+        token_texts=request.logprobs,
     )
     return request, call
 
@@ -130,6 +131,7 @@ def completion_call(body: Mapping[str, Any], *, temperature: float) -> tuple[Com
         max_tokens=positive(request.max_tokens, "max_tokens"),
         stop=stop_strings(request.stop),
         choices=choices(request.n),
+        token_texts=request.logprobs is not None,
     )
     return request, call
 

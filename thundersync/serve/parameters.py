@@ -47,6 +47,8 @@ class Call(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     choices: int = 1
+    token_texts: bool = False
+    """The answer is to tell each token's text."""
 
 
 def read(kind: type[T], body: Mapping[str, Any]) -> T:

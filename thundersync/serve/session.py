@@ -43,6 +43,8 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     model: str
     context_tokens: int
+    vocabulary: int
+    """Ids that the model knows are below it."""
     temperature: float
     max_tokens: int
     """Per reply."""
@@ -179,6 +181,8 @@ class Session:
                 raise Refused(error.message, param="messages") from error
         if isinstance(call.prompt, str):
             return await asyncio.to_thread(self._history.ask_text, call.prompt)
+        if not all(0 <= token < self.rules.vocabulary for token in call.prompt):
+            raise Refused(f"prompt has ids that are not among the model's {self.rules.vocabulary}", param="prompt")
         return await asyncio.to_thread(self._history.ask_ids, call.prompt)
 
     async def _answer(self, call: Call) -> Answer:
@@ -236,8 +240,11 @@ class Session:
             stopped_by=stopped_by,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
-            token_texts=[self._renderer.decode([token]) for token in reply.token_ids],
+            token_texts=await asyncio.to_thread(self._texts, reply.token_ids) if call.token_texts else [],
         )
+
+    def _texts(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._renderer.decode([token]) for token in token_ids]
 
     async def _calls(self, text: str, tools: list[Tool], prefix: str) -> tuple[str, list[ToolCall]]:
         if not tools or self._parser is None:

@@ -86,6 +86,11 @@ class Shelf:
         async for attempt in patiently(BUSY_TOO):
             with attempt:
                 found = await docker._query_json("images/json", params={"filters": filters, "shared-size": "1"})
+                if any(image.get("SharedSize", -1) < 0 for image in found):
+                    # Daemons before API 1.42 tell it only where they add up the whole disk.
+                    ours = {image["Id"] for image in found}
+                    whole = await docker._query_json("system/df")
+                    found = [image for image in whole["Images"] if image["Id"] in ours]
         kept = []
         for image in found:
             try:

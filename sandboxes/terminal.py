@@ -51,12 +51,12 @@ class Terminal:
         return lines.rstrip("\n")
 
     async def busy(self) -> bool:
-        """Whether something else than its shell has the terminal now: a command runs there. Raises: SandboxGone."""
+        """Whether something runs there: its shell does not sleep at its prompt. Raises: SandboxGone."""
         pane = await self._tmux("display-message -p -t main '#{pane_pid}'")
         stat = await self._sandbox.run(Command(script=f"cat /proc/{pane.strip()}/stat", keeps_running=True))
         # Behind the name, which may hold anything: state, parent, group, session, terminal, the terminal's group.
         fields = stat.stdout.rpartition(b")")[2].split()
-        return len(fields) < 6 or fields[2] != fields[5]
+        return len(fields) < 6 or fields[0] != b"S" or fields[2] != fields[5]
 
     async def close(self) -> None:
         """End it and everything in it. Raises: SandboxGone."""

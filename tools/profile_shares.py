@@ -16,9 +16,11 @@ from pathlib import Path
 
 START = ("_find_and_load", "load_policy", "load_reference", "_setup (")
 """On the stack of what happens once."""
+ATTENTION = ("_attend", "_after", "_attention", "_joined")
+"""Of `learn/blocks.py`: attention over several blocks, also where a backward makes it again."""
 PURPOSES = {
     "the model's backward": ("_engine_run_backward",),
-    "the model's forward": ("modeling_", "torch/nn/", "torch/autograd/function.py", "loss/", "learn/head.py"),
+    "the model's forward": ("modeling_", "torch/nn/", "learn/head.py", *(f"{each} (" for each in ATTENTION)),
 }
 """Model compute: what the mathematics of a step asks for, whoever does it."""
 FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^():]+)(:\d+)?\)$")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.fakes import FakeGenerator, FakeTeacher, Reply
+from tests.fakes import Asked, FakeGenerator, FakeTeacher, Reply
 from tests.learn.replay import InProcessLink, setup
 from tests.tiny import tiny_model
 from thundersync.bench import chart, report
@@ -32,7 +32,11 @@ from thundersync.score.teacher import TeacherPool
 from thundersync.score.turns import TurnScorer
 from thundersync.step import StepDriver
 
+LAST = "-01-02"
+"""Of two groups of three: the last rollout of the last."""
 ARMS: tuple[BenchArm, ...] = ("stream", "group", "lazy", "async")
+SEED = 2
+"""Of which both groups have rewards that differ."""
 BENCH = BenchConfig(
     shared_tokens=20, prompt_tokens=4, reply_tokens=6, result_tokens=2, tool_s=0.02, tool_spread=1.0, score_s=0.0
 )
@@ -53,14 +57,15 @@ class Rig:
                 **({"teacher": {"name": "a fake"}} if distils else {}),
             }
         )
-        self.workload: Workload = drawn(BENCH, groups=2, size=3, seed=5)
+        self.workload: Workload = drawn(BENCH, groups=2, size=3, seed=SEED)
         self.worker = Worker()
         ready = self.worker.answer(setup(self.model, folder / "weights", terms=terms_of(self.config)))
         link = InProcessLink(self.worker)
         link.pid = os.getpid()  # type: ignore[attr-defined]
-        self.generator = FakeGenerator(
-            lambda asked: Reply(text="x" * asked.sampling.max_tokens, finish_reason="length", before=nap)
-        )
+        self.waits_for_a_pass = False
+        """The last rollout's replies wait until a pass has begun: an arm that never begins before the end is stuck."""
+        self._begun = asyncio.Event()
+        self.generator = FakeGenerator(self.reply)
         self.crew = Crew([self.generator], [link], arena=ready.arena)  # type: ignore[list-item, union-attr, arg-type]
         self.events: list[e.AnyEvent] = []
         self.script = Script(self.workload, vocabulary=250, seed=1)
@@ -84,21 +89,28 @@ class Rig:
             scorer=TurnScorer(TeacherPool([("*", FakeTeacher())]), topk=0) if distils else None,
         )
 
+    def reply(self, asked: Asked) -> Reply:
+        waits = self.waits_for_a_pass and asked.rollout_id.endswith(LAST)
+        text = "x" * asked.sampling.max_tokens
+        return Reply(text=text, finish_reason="length", before=self._begun.wait if waits else None)
+
+    def hear(self, event: e.AnyEvent) -> None:
+        if isinstance(event, e.PassStarted):
+            self._begun.set()
+
     def driver(self, arm: BenchArm) -> ArmDriver:
+        self._begun.clear()
+        self.waits_for_a_pass = arm in ("stream", "group")
         return ArmDriver(
             arm,
             self.config,
             crew=self.crew,
             run=self.run,
             script=self.script,
-            emit=self.events.append,
+            emit=self.hear,
             keep=None,  # type: ignore[arg-type]
             processes=Processes([]),
         )
-
-
-async def nap() -> None:
-    await asyncio.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +138,7 @@ async def test_distilled_turns_are_replayed_in_every_arm_too(tmp_path: Path) -> 
         version = driver.policy_version
         assert step.metrics["empty"] == 0.0
         scored = max(event.at_s for event in step.events if isinstance(event, e.TurnScored))
-        assert (begun(step) < scored) == (arm != "lazy")
+        assert arm != "lazy" or begun(step) >= scored
 
 
 Measurement = tuple[Rig, dict[BenchArm, list[Measured]]]
@@ -152,7 +164,7 @@ def test_passes_begin_when_each_arm_says(measured: Measurement) -> None:
         assert begun(step) > rewarded(step)
     for step in steps["async"]:
         assert begun(step) < rewarded(step)
-    assert any(begun(step) < rewarded(step) for step in steps["stream"])
+    assert all(begun(step) < rewarded(step) for step in steps["stream"])
     for step in steps["group"]:
         group = next(event for event in step.events if isinstance(event, e.PassStarted)).rollout_ids[0][:-3]
         landed = [ev.at_s for ev in step.events if isinstance(ev, e.RolloutScored) and ev.group_id == group]
@@ -216,7 +228,7 @@ def test_the_picture_has_every_arm_and_every_pass(measured: Measurement) -> None
 
 
 def test_useful_work_counts_each_prompt_once_and_no_flat_group() -> None:
-    workload = drawn(BENCH, groups=2, size=3, seed=5)
+    workload = drawn(BENCH, groups=2, size=3, seed=SEED)
     (step,) = workload.steps
     own = sum(rollout.own_tokens for rollout in step.rollouts)
     both = operations(with_rewards(step, [0.0, 1.0, 1.0]), 20, 10)
@@ -241,8 +253,8 @@ def with_rewards(step: object, rewards: list[float]) -> object:
 
 def test_a_peak_of_memory_is_forgotten_by_a_reset() -> None:
     memory = PeakMemory([os.getpid()])
-    block = bytearray(b"x") * (300 << 20)
+    block = bytearray(b"x") * (64 << 20)
     high = memory.gib()
     del block
     memory.reset()
-    assert memory.gib() < high - 0.2
+    assert memory.gib() < high - 0.04

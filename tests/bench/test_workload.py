@@ -44,6 +44,25 @@ def test_a_drawn_workload_has_the_configured_means_and_spreads() -> None:
     assert statistics.fmean([rollout.reward or 0.0 for rollout in step.rollouts]) == pytest.approx(0.5, abs=0.05)
 
 
+def test_every_seed_has_the_same_lengths_waits_and_rewards_met_by_other_rollouts() -> None:
+    (one,), (other,) = (drawn(BenchConfig(), groups=3, size=4, seed=seed).steps for seed in (1, 2))
+    for what in (sampled, waited, rewarded):
+        assert sorted(what(one)) == sorted(what(other))
+        assert what(one) != what(other)
+
+
+def sampled(step: StepWork) -> list[float]:
+    return [turn.sampled_tokens for rollout in step.rollouts for turn in rollout.turns]
+
+
+def waited(step: StepWork) -> list[float]:
+    return [turn.tool_s for rollout in step.rollouts for turn in rollout.turns]
+
+
+def rewarded(step: StepWork) -> list[float]:
+    return [rollout.reward or 0.0 for rollout in step.rollouts]
+
+
 def rollout(name: str, prompt: int, turns: list[Turn], outcome: Outcome = SCORED) -> Rollout:
     ends = {turn.sequence: turn.end for turn in turns}
     sequences = [

@@ -252,8 +252,9 @@ def test_eval_measures_a_checkpoint_and_leaves_the_training_run_alone(start, tmp
     assert "draw-0" in done.stdout
     assert "draw-1" in done.stdout
     (folder,) = (tmp_path / "runs").glob("eval-*")
-    assert (folder / "rollouts" / "eval-000000.jsonl.zst").is_file()
-    assert not list((folder / "checkpoints").iterdir())
+    assert len((folder / "samples.jsonl").read_text().splitlines()) == 4
+    assert (folder / "results.json").is_file()
+    assert not list((folder / "checkpoints").glob("*"))
     again = start("--resume", "--set", "max_steps=2")  # the evaluation's folder is not taken for the run
     assert again.wait() == 0, again.text()
 

@@ -14,7 +14,7 @@ from tests.tiny import tiny_model
 from thundersync.errors import EngineFailed, PublishFailed
 
 # float32 against float32 in another order of sums.
-TOLERANCE = 5e-5
+TOLERANCE = 1e-4  # float32, of logprobs down to -10; 6e-5 was seen among sixteen requests of mixed lengths
 
 
 def worst_error(rig: Rig, token_ids: list[int], start: int, logprobs: list[float]) -> float:

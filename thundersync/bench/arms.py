@@ -19,7 +19,6 @@ from thundersync.bench.replay import ReplayAgent, Script
 from thundersync.bench.watch import Timeline, Watch
 from thundersync.config import BenchArm, Config
 from thundersync.core.types import Rollout, SampledTurn, StreamMode, TaskId
-from thundersync.generate.base import EngineStats
 from thundersync.learn import messages as m
 from thundersync.monitor.events import AnyEvent
 from thundersync.rollout.runner import GroupPlan, OnRollout, RolloutRunner
@@ -152,11 +151,11 @@ class ArmDriver:
         if memory:
             await self.forget_parts()
             self._memory.reset()
-        cpu, engines = self._processes.cpu(), self._engines()
+        cpu, engines = self._processes.cpu(), self.crew.stats()
         began_s = time.time()
         result = await self._driver.run(number, tasks)
         self.crew.arena = self._driver.arena or self.crew.arena
-        now = self._engines()
+        now = self.crew.stats()
         return Measured(
             arm=self.arm,
             number=number,
@@ -175,17 +174,6 @@ class ArmDriver:
     def _peak_gib(self, metrics: Mapping[str, float]) -> float:
         """Of a GPU where workers have one: they count what they allocate."""
         return metrics["trainer_memory_peak_gib"] if self._on_gpus else self._memory.gib()
-
-    def _engines(self) -> EngineStats:
-        """Counts of all its engines together."""
-        stats = [generator.stats() for generator in self.crew.generators]
-        return EngineStats(
-            running=sum(each.running for each in stats),
-            busy_s=sum(each.busy_s for each in stats),
-            prompt_tokens=sum(each.prompt_tokens for each in stats),
-            cached_tokens=sum(each.cached_tokens for each in stats),
-            sampled_tokens=sum(each.sampled_tokens for each in stats),
-        )
 
     def _emit(self, event: AnyEvent) -> None:
         self._watch.see(event)

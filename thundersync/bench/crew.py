@@ -17,7 +17,7 @@ from thundersync import fleet, trainers
 from thundersync.assembly import Parts
 from thundersync.config import Config
 from thundersync.errors import ConfigError
-from thundersync.generate.base import Generator, WeightArena
+from thundersync.generate.base import EngineStats, Generator, WeightArena
 from thundersync.generate.manifest import read_manifest
 from thundersync.generate.supervised import SupervisedGenerator
 from thundersync.learn.link import WorkerLink
@@ -43,6 +43,17 @@ class Crew:
     @property
     def seats(self) -> Sequence[Generator]:
         return self.generators
+
+    def stats(self) -> EngineStats:
+        """Counts of all its engines together."""
+        stats = [generator.stats() for generator in self.generators]
+        return EngineStats(
+            running=sum(each.running for each in stats),
+            busy_s=sum(each.busy_s for each in stats),
+            prompt_tokens=sum(each.prompt_tokens for each in stats),
+            cached_tokens=sum(each.cached_tokens for each in stats),
+            sampled_tokens=sum(each.sampled_tokens for each in stats),
+        )
 
 
 def own_crew(parts: Parts) -> Crew:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -133,44 +134,59 @@ def workload_of(config: Config) -> Workload:
 def drawn(bench: BenchConfig, *, groups: int, size: int, seed: int) -> Workload:
     """Draw steps as `[bench]` says. The same seed gives the same workload on every machine.
 
-    Lengths and waits are lognormal with the given mean and coefficient of variation.
+    Lengths and waits are lognormal with the given mean and coefficient of variation. A step's draws are spread evenly
+    over their distribution and only their order is left to chance: every seed has the same lengths and waits, met by
+    other rollouts, so that seeds are repeats of one balance.
     """
     chance = random.Random(seed)
+    return Workload(
+        source=f"drawn from [bench] with seed {seed}",
+        shared_tokens=bench.shared_tokens,
+        steps=[_drawn_step(bench, groups, size, chance) for _ in range(bench.steps)],
+    )
 
-    def rollout() -> RolloutWork:
-        count = chance.randint(bench.turns_min, bench.turns_max)
+
+def _drawn_step(bench: BenchConfig, groups: int, size: int, chance: random.Random) -> StepWork:
+    choices = bench.turns_max - bench.turns_min + 1
+    counts = [bench.turns_min + int(place * choices) for place in _places(groups * size, chance)]
+    replies = iter(_places(sum(counts), chance))
+    waits = iter(_places(sum(counts), chance))
+    rewards = iter(_places(groups * size, chance))
+
+    def rollout(count: int) -> RolloutWork:
         turns = [
             TurnWork(
                 given_tokens=bench.result_tokens if index else 0,
-                sampled_tokens=max(1, round(lognormal(chance, bench.reply_tokens, bench.reply_spread))),
-                tool_s=round(lognormal(chance, bench.tool_s, bench.tool_spread), 3),
+                sampled_tokens=max(1, round(lognormal(next(replies), bench.reply_tokens, bench.reply_spread))),
+                tool_s=round(lognormal(next(waits), bench.tool_s, bench.tool_spread), 3),
             )
             for index in range(count)
         ]
-        return RolloutWork(
-            turns=turns, reward=float(chance.random() < bench.pass_rate), score_s=round(bench.score_s, 3)
-        )
+        return RolloutWork(turns=turns, reward=float(next(rewards) < bench.pass_rate), score_s=round(bench.score_s, 3))
 
-    steps = [
-        StepWork(
-            groups=[
-                GroupWork(
-                    prompt_tokens=bench.shared_tokens + bench.prompt_tokens, rollouts=[rollout() for _ in range(size)]
-                )
-                for _ in range(groups)
-            ]
-        )
-        for _ in range(bench.steps)
-    ]
-    return Workload(source=f"drawn from [bench] with seed {seed}", shared_tokens=bench.shared_tokens, steps=steps)
+    prompt_tokens = bench.shared_tokens + bench.prompt_tokens
+    return StepWork(
+        groups=[
+            GroupWork(prompt_tokens=prompt_tokens, rollouts=[rollout(counts.pop()) for _ in range(size)])
+            for _ in range(groups)
+        ]
+    )
 
 
-def lognormal(chance: random.Random, mean: float, spread: float) -> float:
-    """One draw with this mean and coefficient of variation."""
-    if mean == 0.0:
-        return 0.0
+def _places(count: int, chance: random.Random) -> list[float]:
+    """`count` numbers spread evenly over 0 to 1, in an order left to chance."""
+    places = [(index + 0.5) / count for index in range(count)]
+    chance.shuffle(places)
+    return places
+
+
+def lognormal(place: float, mean: float, spread: float) -> float:
+    """The value below which the share `place` of a lognormal distribution with this mean and coefficient of variation
+    lies."""
+    if mean == 0.0 or spread == 0.0:
+        return mean
     variance = math.log1p(spread**2)
-    return mean * math.exp(chance.gauss(0.0, math.sqrt(variance)) - variance / 2.0)
+    return mean * math.exp(math.sqrt(variance) * statistics.NormalDist().inv_cdf(place) - variance / 2.0)
 
 
 def recorded(run: Path, *, steps: int) -> Workload:

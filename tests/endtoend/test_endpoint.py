@@ -145,6 +145,7 @@ async def test_a_real_model_in_vllm_is_trained_through_the_endpoint(tmp_path: Pa
         assert abs(step.metrics["mismatch_mean"]) < 0.05
 
 
+@pytest.mark.slow  # another engine and trainer; what is before and behind the program is tested without them
 async def test_a_program_that_the_run_starts_is_judged_by_the_tasks_checker(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     program = tmp_path / "agent.py"

@@ -104,41 +104,42 @@ async def test_a_terminal_is_typed_into_and_its_screen_is_told(runtime: ProcessR
     rollout = await roll(
         runtime,
         task,
-        '{"plan": "ask python", "commands": [{"keystrokes": "python3 -q\\n", "duration": 20},'
-        ' {"keystrokes": "6 * 7\\n", "duration": 0.5}]}',
-        '```json\n{"commands": [{"keystrokes": "C-d"}, {"keystrokes": "echo 42 > sum.txt\\n", "duration": 20}]}\n```',
+        # A wait ends when the shell is back, however long its program takes.
+        '{"plan": "ask python", "commands": [{"keystrokes": "python3 -q\\n", "duration": 0.2},'
+        ' {"keystrokes": "open(\'sum.txt\', \'w\').write(str(6 * 7)); exit()\\n", "duration": 60}]}',
+        '```json\n{"commands": [{"keystrokes": "cat sum.txt"}, {"keystrokes": "C-a"}, {"keystrokes": "echo; "},'
+        ' {"keystrokes": "Enter", "duration": 60}]}\n```',
         '{"commands": [], "task_complete": true}',
         '{"commands": [], "task_complete": true}',
         feed=feed,
         agent="terminal",
-        command_timeout_s=2.0,
     )
     assert scored(rollout) == (1.0, "submitted")
-    assert [turn.command for turn in rollout.turns] == ["python3 -q\n6 * 7\n", "C-decho 42 > sum.txt\n", "", ""]
-    assert "6 * 7\n42\n>>>" in rollout.turns[0].output
-    assert rollout.turns[1].output.splitlines()[-2].endswith("echo 42 > sum.txt")
-    assert rollout.turns[1].exit_code is None
-    asked = rollout.messages[-2].content
-    assert "task_complete" in asked
+    assert rollout.turns[1].command == "cat sum.txtC-aecho; Enter"
+    assert [turn.exit_code for turn in rollout.turns] == [None] * 4
+    assert "exit()" in rollout.turns[0].output
+    shown = rollout.turns[1].output.splitlines()
+    assert (shown[0].endswith("$ echo; cat sum.txt"), shown[1:3]) == (True, ["", "42bash-5.2$"])
+    assert "task_complete" in rollout.messages[-2].content
     assert len(rollout.sequences) == 1, "what was told is appended, never rewritten"
     assert feed.kinds.count("tool_finished") == 2
 
 
-async def test_a_full_screen_program_is_told_as_its_screen(runtime: ProcessRuntime, tmp_path: Path) -> None:
+async def test_a_screen_that_was_drawn_over_is_told_as_it_is(runtime: ProcessRuntime, tmp_path: Path) -> None:
     task = checked_by(tmp_path, "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt")
     rollout = await roll(
         runtime,
         task,
-        '{"commands": [{"keystrokes": "seq 100 > n.txt; less n.txt\\n", "duration": 1.5}]}',
-        '{"commands": [{"keystrokes": "G", "duration": 1}]}',
-        '{"commands": [{"keystrokes": "q", "duration": 5}], "task_complete": true}',
+        '{"commands": [{"keystrokes": "seq 3\\n", "duration": 60}]}',
+        '{"commands": [{"keystrokes": "clear; echo only this\\n", "duration": 60}]}',
+        '{"commands": [{"keystrokes": "echo more\\n", "duration": 60}], "task_complete": true}',
         agent="terminal",
         max_turns=3,
     )
-    shown = [turn.output for turn in rollout.turns]
-    assert shown[0].startswith("1\n2\n3\n") and "less" not in shown[0]
-    assert "\n99\n100" in shown[1]
-    assert shown[2].split("\n\n")[0].rstrip().endswith("$")
+    first, second, third = (turn.output.splitlines() for turn in rollout.turns)
+    assert (first[0].endswith("$ seq 3"), first[1:4]) == (True, ["1", "2", "3"])
+    assert second[0] == "only this"
+    assert (third[0].endswith("$ echo more"), third[1]) == (True, "more")
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,9 @@ async def test_a_session_that_is_over_answers_no_more(tok: Any) -> None:
         await chat(made, session)
         await made.reward(session)
         for path in ("v1/chat/completions", "reward", "end"):
-            status, told = await made.post(f"/sessions/{session['session_id']}/{path}", HELLO, key=KEY)
-            assert status == 404 and told["error"]["code"] == "session_over"
+            for key in (KEY, session["api_key"]):
+                status, told = await made.post(f"/sessions/{session['session_id']}/{path}", HELLO, key=key)
+                assert status == 404 and told["error"]["code"] == "session_over"
 
 
 async def test_a_failure_that_the_agent_tells_of_is_no_reward(tok: Any) -> None:

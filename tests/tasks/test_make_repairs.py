@@ -36,7 +36,7 @@ async def runtime() -> AsyncIterator[ProcessRuntime]:
 
 async def make(packages: list[str], out: Path, **changed: Any) -> list[Made]:
     console = Console(record=True, width=200)
-    asked: dict[str, Any] = {"count": 1, "seed": 3, "jobs": 1, "timeout_s": 60.0, "beside": (), "base_image": "b:1"}
+    asked: dict[str, Any] = {"count": 1, "seed": 3, "jobs": 1, "timeout_s": 600.0, "beside": (), "base_image": "b:1"}
     return await make_all(packages, out, runtime="process", docker_host="", console=console, **{**asked, **changed})
 
 

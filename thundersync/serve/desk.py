@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections import deque
+from collections import OrderedDict, deque
 
 from thundersync.core.types import RolloutId
 from thundersync.serve.errors import Refused, SessionOver
 from thundersync.serve.session import Session
+
+ENDED_KEPT = 1024
+"""Keys of sessions that are over."""
 
 
 class RunOver(Refused):
@@ -41,6 +44,8 @@ class Desk:
         self._sessions: dict[str, Session] = {}
         self._offers: deque[Offer] = deque()
         self._claimed: dict[RolloutId, Offer] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """Keys of the last sessions that are over: their programs are told so, not that they are strangers."""
         self._news = asyncio.Condition()
         self._over = False
 
@@ -65,7 +70,8 @@ class Desk:
         session = self._sessions.get(session_id)
         if session is not None and _same(key, session.key):
             return session
-        if not self.admits(key):
+        ended = self._ended.get(session_id)
+        if not self.admits(key) and (ended is None or not _same(key, ended)):
             raise Refused("this key opens nothing here", status=401, code="invalid_api_key")
         if session is None:
             raise SessionOver(f"there is no session {session_id!r}: it is over, or never was")
@@ -91,8 +97,8 @@ class Desk:
         """The session of the next rollout; None if none comes within `wait_s`. Raises: RunOver."""
         try:
             async with asyncio.timeout(wait_s), self._news:
-                await self._news.wait_for(lambda: self._offers or self._over)
-                if not self._offers:
+                await self._news.wait_for(lambda: self._any_offer() or self._over)
+                if not self._any_offer():
                     raise RunOver
                 offer = self._offers.popleft()
         except TimeoutError:
@@ -119,7 +125,16 @@ class Desk:
             offer.session.cancel()
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            self._ended[session_id] = session.key
+            if len(self._ended) > ENDED_KEPT:
+                self._ended.popitem(last=False)
             await session.close()
+
+    def _any_offer(self) -> bool:
+        """Whether a rollout waits; those that were withdrawn a moment ago are put away."""
+        while self._offers and self._offers[0].taken.done():
+            self._offers.popleft()
+        return bool(self._offers)
 
     async def end(self) -> None:
         """No further rollouts: programs that wait for one are told."""

@@ -27,7 +27,8 @@ from thundersync.learn import messages as m
 
 R = TypeVar("R", bound=m.Reply)
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 600.0
+"""For a hang only: a death is noticed at once, and libraries on a cold or shared disk may take minutes to load."""
 END_LIMIT_S = 10.0
 
 

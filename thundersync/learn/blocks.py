@@ -42,6 +42,26 @@ def use_block_attention(model: PreTrainedModel) -> None:
     model.config._attn_implementation = ATTENTION
 
 
+class Rows:
+    """Rows that lie end to end, and side by side for attention alone: one call for all, a small part of the work."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        ends = torch.tensor(lengths).cumsum(0)
+        steps = torch.arange(max(lengths))[None]
+        starts = ends - torch.tensor(lengths)
+        # Padding repeats a row's last token: causal attention keeps it out of every real position.
+        self._at = torch.minimum(starts[:, None] + steps, ends[:, None] - 1).to(device)
+        self._real = (steps < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0].to(device)
+
+    def apart(self, tensor: Tensor) -> Tensor:
+        """[1, heads, sum of lengths, d] -> [B, heads, T, d], right-padded."""
+        return tensor[0].index_select(1, self._at.flatten()).unflatten(1, self._at.shape).transpose(0, 1)
+
+    def end_to_end(self, tensor: Tensor) -> Tensor:
+        """[B, T, heads, d] -> [1, sum of lengths, heads, d], without the padding."""
+        return tensor.flatten(0, 1).index_select(0, self._real)[None]
+
+
 class Block:
     """A batch of token runs after a common prefix.
 
@@ -50,7 +70,7 @@ class Block:
     which all rows of the child then share.
 
     With `lengths`, rows lie end to end instead, in one row [1, sum of lengths] without padding: everything but
-    attention takes them as they lie, and attention takes them one by one. Such a block has no children.
+    attention takes them as they lie. Such a block has no children.
     """
 
     def __init__(
@@ -65,6 +85,7 @@ class Block:
         self._model = model
         self.tokens, self.labels = tokens, labels
         self.lengths = list(lengths)
+        self.rows = Rows(lengths, tokens.device) if lengths else None
         self.ancestors: list[Block] = [] if parent is None else [*parent.ancestors, parent]
         self.start = sum(ancestor.tokens.shape[1] for ancestor in self.ancestors)
         self.fresh: KeyValues = {}
@@ -174,14 +195,10 @@ def _attend(
     if block.recording:
         block.fresh[layer] = (key, value)
     past = [a.proxies[layer] for a in block.ancestors]
-    rows = zip(*(_cut(tensor, block.lengths) for tensor in (query, key, value)), strict=True)
-    out = torch.cat([_after(past, q, k, v, scaling) for q, k, v in rows], dim=2)
-    return out.transpose(1, 2), None
-
-
-def _cut(tensor: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
-    """Rows that lie end to end [1, heads, T, d], one by one; any other layout as it is."""
-    return torch.split(tensor, list(lengths), dim=2) if lengths else (tensor,)
+    if block.rows is not None:
+        query, key, value = (block.rows.apart(tensor) for tensor in (query, key, value))
+    out = _after(past, query, key, value, scaling).transpose(1, 2)
+    return (out if block.rows is None else block.rows.end_to_end(out)), None
 
 
 def _after(

@@ -55,7 +55,8 @@ class Rows:
 
     def apart(self, tensor: Tensor) -> Tensor:
         """[1, heads, sum of lengths, d] -> [B, heads, T, d], right-padded."""
-        return tensor[0].index_select(1, self._at.flatten()).unflatten(1, self._at.shape).transpose(0, 1)
+        rows = tensor[0].index_select(1, self._at.flatten())
+        return rows.view(tensor.shape[1], *self._at.shape, tensor.shape[3]).transpose(0, 1)
 
     def end_to_end(self, tensor: Tensor) -> Tensor:
         """[B, T, heads, d] -> [1, sum of lengths, heads, d], without the padding."""

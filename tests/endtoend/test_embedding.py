@@ -70,7 +70,8 @@ class Traces:
         self.affinity = os.sched_getaffinity(0)
 
     def beyond(self, before: Traces, folder: Path) -> list[str]:
-        pool = lambda thread: thread.name.startswith("asyncio_")  # noqa: E731 - the loop's own, for to_thread
+        # The loop's own, for to_thread; and the progress bar's, of the library that wrote the test's model.
+        pool = lambda thread: thread.name.startswith(("asyncio_", "tqdm_monitor"))  # noqa: E731
         left = [f"process {pid}" for pid in self.children - before.children]
         left += [f"thread {thread.name}" for thread in self.threads - before.threads if not pool(thread)]
         left += [f"shared memory {path}" for path in self.shared - before.shared if f"-{os.getpid()}-" in path]

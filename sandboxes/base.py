@@ -14,7 +14,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
 
     image: str = ""
     context: str = ""
-    workdir: str = "/work"
+    workdir: str = "/workspace"
     env: dict[str, str] = {}
     network: bool = False
     cpus: float = 1.0
@@ -24,8 +24,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     """Most that the sandbox may write; 0: the runtime's own limit, which in Docker is none. A Docker daemon whose
     storage has no quotas limits the writable areas of a read-only root, and elsewhere each file alone."""
     read_only_root: bool = False
-    """Only work areas can be written: workdir, /work, home, /tmp, /var/tmp, /run and the checker's folders. A process
-    sandbox's programs are read-only always."""
+    """Only work areas can be written: workdir, /workspace, home, /tmp, /var/tmp, /run and the checker's folders. A
+    process sandbox's programs are read-only always."""
     build_timeout_s: float = 600.0
     ttl_s: float = 7200.0
     """The sandbox ends by itself after this, even when its owner was killed."""

@@ -122,7 +122,7 @@ def settings(
     volumes: dict[str, dict[str, str]] = {}
     if spec.read_only_root:
         size = f"size={spec.disk_mib or SCRATCH_MIB}m,exec,nosuid,nodev,mode="
-        work = {"/work", spec.workdir}
+        work = {"/workspace", spec.workdir}
         open_to_all = {"/tmp", "/var/tmp", "/run"} - work
         host["ReadonlyRootfs"] = True
         host["Tmpfs"] = dict.fromkeys(open_to_all, size + "1777")

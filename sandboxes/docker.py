@@ -235,5 +235,5 @@ def _new_name() -> str:
 def _hello(spec: SandboxSpec) -> Hello:
     # The checker's folders are root's alone to write; what the agent works in is the agent's.
     folders = dict.fromkeys(CHECKER_FOLDERS, (0o755, 0)) | {HOME: (0o755, AGENT_UID)}
-    folders |= {"/work": (0o755, AGENT_UID), spec.workdir: (0o755, AGENT_UID)}
+    folders |= {"/workspace": (0o755, AGENT_UID), spec.workdir: (0o755, AGENT_UID)}
     return Hello(ttl_s=spec.ttl_s, folders=folders, env={})

@@ -199,7 +199,7 @@ class ProcessRuntime:
         limits["RLIMIT_DATA"] = spec.memory_mib << 20
         if _counts_per_box():
             limits["RLIMIT_NPROC"] = spec.pids
-        folders = dict.fromkeys(["/work", HOME, "/etc", "/logs", "/tests", "/solution", spec.workdir], (0o755, 0))
+        folders = dict.fromkeys(["/workspace", HOME, "/etc", "/logs", "/tests", "/solution", spec.workdir], (0o755, 0))
         folders |= {"/tmp": (0o1777, 0), "/var/tmp": (0o1777, 0)}
         files = {"/etc/passwd": NOBODY_HERE, "/etc/group": "agent:x:1000:\nnogroup:x:65534:\n"}
         files["/etc/hosts"] = "127.0.0.1 localhost sandbox\n"

@@ -10,15 +10,18 @@ from hypothesis import settings
 
 from tests.docker_daemon import docker_daemon, docker_host
 
-# Time never decides a test.
-settings.register_profile("thundersync", deadline=None)
-settings.load_profile("thundersync")
+# Time never decides a test, and chance does not either: the same examples every time. HYPOTHESIS_PROFILE=search looks
+# for new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run side by side (`--dist loadgroup`), what is costly to start is started in one process only."""
     for item in items:
-        if "docker" in item.keywords or "sandboxes" in item.path.parts:
+        daemon = "docker" in item.keywords or "docker_daemon" in getattr(item, "fixturenames", ())
+        if daemon or "sandboxes" in item.path.parts:
             group = "sandboxes"
         else:
             group = "vllm" if "vllm" in item.keywords else str(item.path)

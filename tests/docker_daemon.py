@@ -60,7 +60,7 @@ class DockerDaemon:
     def import_base(self) -> None:
         """Give it BASE_IMAGE."""
         path = "ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8"
-        self.docker("import", "-c", path, "-c", "WORKDIR /work", str(base_image_tar()), BASE_IMAGE)
+        self.docker("import", "-c", path, "-c", "WORKDIR /workspace", str(base_image_tar()), BASE_IMAGE)
 
     @property
     def host(self) -> str:

@@ -3,7 +3,7 @@
 # this machine's own Debian packages, without a registry and without debootstrap (which takes a minute; this takes 10 s).
 # There is no package database inside, so apt cannot install into it later.
 #
-#   tools/base_image.sh OUT.tar && docker import -c 'WORKDIR /work' OUT.tar thundersync/base:test
+#   tools/base_image.sh OUT.tar && docker import -c 'WORKDIR /workspace' OUT.tar thundersync/base:test
 #
 # Needs apt with current package lists, and root.
 set -euo pipefail
@@ -39,5 +39,6 @@ ln -sf mawk usr/bin/awk
 ln -sf python3 usr/bin/python
 
 mkdir -p "$(dirname "$out")"
-tar --numeric-owner -cf "$out.partial" .
-mv "$out.partial" "$out"
+partial=$out.$$.partial # several may make it at once: each its own, and the last one stays
+tar --numeric-owner -cf "$partial" .
+mv "$partial" "$out"

@@ -233,7 +233,9 @@ async def measure(groups: int, size: int, turns: int, steps: int, folder: Path) 
     draw = random.Random(42)
     config = configuration(groups, size, turns)
     renderer = await asyncio.to_thread(Renderer.load, resolve_model(config.model.name))
-    reply = renderer.encode("Let me look at what is here first.\n\n```bash\nls -la /work && wc -l /work/*\n```")
+    reply = renderer.encode(
+        "Let me look at what is here first.\n\n```bash\nls -la /workspace && wc -l /workspace/*\n```"
+    )
     reply += renderer.encode_after_special("<|im_end|>")[:1]
     engine, runtime = ScriptedEngine(reply, draw), ScriptedRuntime(draw)
     worker = ScriptedWorker(0, log_path=folder / "worker.log", environment=dict(os.environ))
@@ -315,7 +317,7 @@ def configuration(groups: int, size: int, turns: int) -> Config:
 def task(index: int) -> Task:
     return Task(
         task_id=f"task-{index}",
-        instruction=f"Count the lines of every file in /work/{index}, and write the sum to /work/sum.txt.",
+        instruction=f"Count the lines of every file in /workspace/{index}, and write the sum to /workspace/sum.txt.",
         image=Image(name="scripted"),
         checker=Checker(),
     )

@@ -15,7 +15,7 @@ STARTER = Path(__file__).resolve().parent.parent / "thundersync" / "tasks" / "st
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One task: what is asked, what lies in /work, what must be true afterwards."""
+    """One task: what is asked, what lies in /workspace, what must be true afterwards."""
 
     name: str
     level: str
@@ -302,7 +302,7 @@ network_mode = "no-network"
 def test_script(spec: Spec) -> str:
     """A checker that always leaves a number, and leaves 0 when it cannot get to its end."""
     lines = ["#!/bin/bash", f"# {spec.ask}", "mkdir -p /logs/verifier", "echo 0 > /logs/verifier/reward.txt"]
-    lines += ["cd /work || exit 0"]
+    lines += ["cd /workspace || exit 0"]
     for name in spec.kept:
         lines += ["", "# This file was not to be touched.", f"{{ {holds(name, spec.files[name])}; }} || exit 0"]
     if len(spec.wanted) == 1:
@@ -320,12 +320,12 @@ def write_task(spec: Spec, parent: Path) -> None:
     texts = {
         "task.toml": TASK_TOML.format(level=spec.level),
         "instruction.md": spec.ask + "\n",
-        "environment/Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /work\n",
+        "environment/Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /workspace\n",
         "tests/test.sh": test_script(spec),
         "solution/solve.sh": f"#!/bin/bash\n{spec.solution}\n",
     }
     if spec.files:
-        texts["environment/Dockerfile"] += "COPY files/ /work/\n"
+        texts["environment/Dockerfile"] += "COPY files/ /workspace/\n"
     texts |= {f"environment/files/{name}": text for name, text in spec.files.items()}
     for name, text in texts.items():
         path = root / name

@@ -83,5 +83,6 @@ for home in root home/agent; do echo 'export PATH="/opt/stand-in:$PATH"' >$home/
 chown -R 1000:1000 work home/agent
 
 mkdir -p "$(dirname "$out")"
-tar --numeric-owner -cf "$out.partial" .
-mv "$out.partial" "$out"
+partial=$out.$$.partial # several may make it at once: each its own, and the last one stays
+tar --numeric-owner -cf "$partial" .
+mv "$partial" "$out"

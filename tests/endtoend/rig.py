@@ -38,7 +38,7 @@ def drawing_tasks(folder: Path, count: int, *, image: str = "") -> Path:
         limits = "[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 60\n"
         (task / "task.toml").write_text(f'version = "1.0"\n{limits}{prebuilt}')
         (task / "instruction.md").write_text(f"Do thing number {index}.\n")
-        (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /work\n")
+        (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /workspace\n")
         (task / "tests" / "test.sh").write_text(DRAWING_CHECKER)
         (task / "solution" / "solve.sh").write_text("true\n")
     return folder

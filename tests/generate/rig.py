@@ -1,5 +1,6 @@
 """An engine under test next to an independent reference: the same weights in plain transformers, in this process."""
 
+import copy
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from thundersync.generate.base import Generation, Generator, Sampling, TokenScor
 
 MAX_MODEL_LEN = 512
 MAX_TOPK = 64  # more than vLLM's own limit
-# float32 engines against a float32 forward in another order of sums; stale weights are off by 0.1 and more.
+# float32 engines against a float64 forward; stale weights are off by 0.1 and more.
 TOLERANCE = 2e-4
 
 
@@ -73,21 +74,23 @@ class Rig:
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """The reference's log-probabilities of `token_ids` after `prompt_ids`, one forward over all of them."""
-        logits = self.reference(torch.tensor([[*prompt_ids, *token_ids]])).logits[0, len(prompt_ids) - 1 : -1]
-        table = torch.log_softmax(logits.float() / temperature, dim=-1)
+        table = torch.log_softmax(self._logits([*prompt_ids, *token_ids], len(prompt_ids)) / temperature, dim=-1)
         return table[torch.arange(len(token_ids)), torch.tensor(token_ids)].tolist()
 
     @torch.no_grad()
     def table(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
         """The reference's log-probabilities [N, V] of every token at the places of `token_ids[start:]`."""
-        logits = self.reference(torch.tensor([[*token_ids]])).logits[0, start - 1 : -1]
-        return torch.log_softmax(logits.float(), dim=-1)
+        return torch.log_softmax(self._logits(token_ids, start), dim=-1)
 
     @torch.no_grad()
     def best_tokens(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[int]:
         """The reference's most probable token at every place of a reply."""
-        logits = self.reference(torch.tensor([[*prompt_ids, *token_ids]])).logits[0, len(prompt_ids) - 1 : -1]
-        return logits.argmax(dim=-1).tolist()
+        return self._logits([*prompt_ids, *token_ids], len(prompt_ids)).argmax(dim=-1).tolist()
+
+    def _logits(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
+        """[N, V] before the places of `token_ids[start:]`, in float64: a float32 reference errs more than an engine."""
+        exact = copy.deepcopy(self.reference).double()
+        return exact(torch.tensor([[*token_ids]])).logits[0, start - 1 : -1]
 
     def worst_error(self, prompt_ids: Sequence[int], reply: Generation, temperature: float = 1.0) -> float:
         """The largest difference between the engine's logprobs and the reference's."""

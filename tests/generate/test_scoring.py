@@ -1,6 +1,6 @@
 """The contract of `Generator.score`, held against both engines: a teacher's numbers are those of a plain forward pass.
 
-The reference is plain transformers over the whole sequence in one piece, in float32.
+The reference is plain transformers over the whole sequence in one piece, in float64.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from tests.generate.rig import MAX_MODEL_LEN, MAX_TOPK, Rig, new_generator, prom
 from tests.tiny import tiny_model
 from thundersync.errors import EngineFailed, PublishFailed
 
-# float32 against float32 in another order of sums.
-TOLERANCE = 1e-4  # float32, of logprobs down to -10; 6e-5 was seen among sixteen requests of mixed lengths
+# A float32 engine against a float64 forward.
+TOLERANCE = 5e-5
 
 
 def worst_error(rig: Rig, token_ids: list[int], start: int, logprobs: list[float]) -> float:

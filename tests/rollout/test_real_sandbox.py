@@ -50,7 +50,7 @@ def checked_by(folder: Path, script: str, *, timeout_s: float = 60.0) -> Task:
     tests = folder / "tests"
     tests.mkdir()
     (tests / "test.sh").write_text(script)
-    (folder / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /work\n")
+    (folder / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /workspace\n")
     return a_task(image=Image(context=str(folder)), checker=Checker(tests=str(tests), timeout_s=timeout_s))
 
 
@@ -76,7 +76,7 @@ def reward(rollout: Rollout) -> float:
 async def test_what_the_agent_did_is_what_is_judged(runtime: ProcessRuntime, task: Task) -> None:
     solved = await roll(runtime, task, bash("pwd", "echo hello > greeting.txt"), bash("submit"))
     assert reward(solved) == 1.0
-    assert solved.turns[0].output == "/work"
+    assert solved.turns[0].output == "/workspace"
     assert reward(await roll(runtime, task, bash("submit"))) == 0.0
 
 

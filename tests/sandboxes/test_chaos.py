@@ -150,7 +150,7 @@ async def test_a_full_disk_of_the_daemon_is_told_and_ends_when_there_is_room(own
     filled = await glutton.run(Command(script="head -c 10G /dev/zero > fill; echo x > more", timeout_s=60.0))
     assert b"No space left" in filled.stderr
     with pytest.raises(DiskFull):
-        await glutton.write("/work/file", b"x" * 100_000)
+        await glutton.write("/workspace/file", b"x" * 100_000)
     with pytest.raises(SandboxError, match="disk is full"):
         await runtime.start(spec)
     await glutton.close()

@@ -44,12 +44,12 @@ async def test_output_is_binary_safe(shared: Sandbox) -> None:
 async def test_each_command_has_a_fresh_shell_in_one_file_tree(shared: Sandbox) -> None:
     await shared.run(Command(script="cd /tmp; export SEEN=1; echo kept > /tmp/kept"))
     result = await shared.run(Command(script="pwd; echo [$SEEN]; cat /tmp/kept"))
-    assert result.stdout == b"/work\n[]\nkept\n"
+    assert result.stdout == b"/workspace\n[]\nkept\n"
 
 
 async def test_the_workdir_is_the_users_to_write(lab: Lab) -> None:
     sandbox = await lab.start(workdir="/app/deep")
-    result = await sandbox.run(Command(script="pwd; touch here && ls; touch /work/too /tmp/too"))
+    result = await sandbox.run(Command(script="pwd; touch here && ls; touch /workspace/too /tmp/too"))
     assert (result.exit_code, result.stdout) == (0, b"/app/deep\nhere\n")
     await sandbox.close()
 
@@ -126,26 +126,30 @@ async def test_kill_all_leaves_only_the_agent(lab: Lab, shared: Sandbox) -> None
 
 async def test_files_go_in_and_come_out(shared: Sandbox) -> None:
     data = os.urandom(1 << 20)
-    await shared.write("/work/deep/er/data.bin", data, mode=0o750)
-    assert await shared.read("/work/deep/er/data.bin") == data
+    await shared.write("/workspace/deep/er/data.bin", data, mode=0o750)
+    assert await shared.read("/workspace/deep/er/data.bin") == data
     listed = await shared.run(
-        Command(script="stat -c '%a %U' /work/deep/er/data.bin /work/deep; echo x >> /work/deep/er/data.bin")
+        Command(
+            script="stat -c '%a %U' /workspace/deep/er/data.bin /workspace/deep; echo x >> /workspace/deep/er/data.bin"
+        )
     )
     assert listed.exit_code == 0 and listed.stdout.split()[0] == b"750"
 
 
 async def test_a_written_file_replaces_a_link_instead_of_following_it(shared: Sandbox) -> None:
-    await shared.run(Command(script="echo kept > /work/target; ln -sf target /work/link; mkfifo /work/pipe"))
-    await shared.write("/work/link", b"new")
-    await shared.write("/work/pipe", b"new")
-    assert await shared.read("/work/target") == b"kept\n"
-    assert await shared.read("/work/pipe") == b"new"
+    await shared.run(
+        Command(script="echo kept > /workspace/target; ln -sf target /workspace/link; mkfifo /workspace/pipe")
+    )
+    await shared.write("/workspace/link", b"new")
+    await shared.write("/workspace/pipe", b"new")
+    assert await shared.read("/workspace/target") == b"kept\n"
+    assert await shared.read("/workspace/pipe") == b"new"
 
 
 async def test_files_that_are_missing_large_or_odd_are_told_apart(shared: Sandbox) -> None:
     await shared.run(Command(script="mkfifo /tmp/fifo; mkdir -p /tmp/folder; head -c 100 /dev/zero > /tmp/hundred"))
     with pytest.raises(FileMissing):
-        await shared.read("/work/none")
+        await shared.read("/workspace/none")
     with pytest.raises(FileTooLarge):
         await shared.read("/tmp/hundred", limit_bytes=99)
     assert len(await shared.read("/tmp/hundred", limit_bytes=100)) == 100
@@ -156,7 +160,7 @@ async def test_files_that_are_missing_large_or_odd_are_told_apart(shared: Sandbo
         await shared.write("/tmp/folder", b"")
 
 
-@pytest.mark.parametrize("path", ["work/a", "", "/work/../etc/passwd", "/work/a\0b", ".."])
+@pytest.mark.parametrize("path", ["work/a", "", "/workspace/../etc/passwd", "/workspace/a\0b", ".."])
 async def test_paths_that_are_not_plain_and_absolute_are_refused(shared: Sandbox, tmp_path: Path, path: str) -> None:
     with pytest.raises(FileRefused):
         await shared.write(path, b"")
@@ -188,21 +192,21 @@ async def test_a_folder_arrives_with_modes_links_and_nothing_of_what_links_point
 async def test_a_link_planted_where_a_folder_arrives_leads_nowhere(fresh: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "file").write_text("new")
-    await fresh.run(Command(script="mkdir -p /work/t /work/other; ln -s /work/other /work/t/sub"))
-    await fresh.put_tree(tmp_path, "/work/t")
-    assert (await fresh.run(Command(script="ls /work/other; cat /work/t/sub/file"))).stdout == b"new"
+    await fresh.run(Command(script="mkdir -p /workspace/t /workspace/other; ln -s /workspace/other /workspace/t/sub"))
+    await fresh.put_tree(tmp_path, "/workspace/t")
+    assert (await fresh.run(Command(script="ls /workspace/other; cat /workspace/t/sub/file"))).stdout == b"new"
 
 
 async def test_a_folder_comes_out_with_its_modes_and_inner_links(fresh: Sandbox, tmp_path: Path) -> None:
     script = "mkdir -p out/sub; echo one > out/one; chmod 750 out/one; ln -s ../one out/sub/link; ln -s none out/dead"
     await fresh.run(Command(script=script))
-    await fresh.get_tree("/work/out", tmp_path / "got")
+    await fresh.get_tree("/workspace/out", tmp_path / "got")
     assert (tmp_path / "got/sub/link").read_text() == "one\n" and (tmp_path / "got/one").stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "got/dead").is_symlink()
     with pytest.raises(FileRefused, match="exists"):
-        await fresh.get_tree("/work/out", tmp_path / "got")
+        await fresh.get_tree("/workspace/out", tmp_path / "got")
     with pytest.raises(FileMissing):
-        await fresh.get_tree("/work/none", tmp_path / "none")
+        await fresh.get_tree("/workspace/none", tmp_path / "none")
 
 
 @pytest.mark.parametrize("link", ["/etc/passwd", "../../etc", "a/../../..", "hop/../../x"])
@@ -211,23 +215,23 @@ async def test_a_link_that_leads_out_of_a_folder_is_refused_and_nothing_is_left(
 ) -> None:
     await fresh.run(Command(script=f"mkdir -p out/a/b out/t; ln -s ../t out/a/hop; ln -s '{link}' out/a/evil"))
     with pytest.raises(FileRefused, match="out of its folder"):
-        await fresh.get_tree("/work/out", tmp_path / "got")
+        await fresh.get_tree("/workspace/out", tmp_path / "got")
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_folder_too_large_to_come_out_is_told(fresh: Sandbox, tmp_path: Path) -> None:
     await fresh.run(Command(script="mkdir out; head -c 2M /dev/zero > out/two"))
     with pytest.raises(FileTooLarge):
-        await fresh.get_tree("/work/out", tmp_path / "got", limit_bytes=1 << 20)
+        await fresh.get_tree("/workspace/out", tmp_path / "got", limit_bytes=1 << 20)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_folder_with_a_socket_or_a_missing_folder_is_refused(shared: Sandbox, tmp_path: Path) -> None:
     with pytest.raises(FileMissing):
-        await shared.put_tree(tmp_path / "none", "/work/x")
+        await shared.put_tree(tmp_path / "none", "/workspace/x")
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(FileRefused):
-        await shared.put_tree(tmp_path, "/work/x")
+        await shared.put_tree(tmp_path, "/workspace/x")
 
 
 async def test_there_is_no_network(shared: Sandbox) -> None:
@@ -314,11 +318,11 @@ async def test_a_full_disk_is_refused_by_name(lab: Lab) -> None:
     if lab.runtime.name == "docker":
         pytest.skip("Docker does not limit a container's disk")
     sandbox = await lab.start()
-    await sandbox.run(Command(script="head -c 2G /dev/zero > /work/fill; true", timeout_s=60))
-    assert int((await sandbox.run(Command(script="stat -c %s /work/fill"))).stdout) <= 512 << 20
-    await sandbox.run(Command(script="head -c 2G /dev/zero > /work/more; true", timeout_s=60))
+    await sandbox.run(Command(script="head -c 2G /dev/zero > /workspace/fill; true", timeout_s=60))
+    assert int((await sandbox.run(Command(script="stat -c %s /workspace/fill"))).stdout) <= 512 << 20
+    await sandbox.run(Command(script="head -c 2G /dev/zero > /workspace/more; true", timeout_s=60))
     with pytest.raises(DiskFull, match="disk is full"):
-        await sandbox.write("/work/file", b"x" * 100_000)
+        await sandbox.write("/workspace/file", b"x" * 100_000)
     await sandbox.close()
 
 
@@ -330,7 +334,7 @@ async def test_commands_of_one_sandbox_wait_for_each_other(shared: Sandbox) -> N
 
 async def test_closing_leaves_nothing_and_may_be_repeated(lab: Lab) -> None:
     sandbox = await lab.start()
-    await sandbox.run(Command(script="echo x > /work/x"))
+    await sandbox.run(Command(script="echo x > /workspace/x"))
     assert lab.exists(sandbox.sandbox_id)
     await asyncio.gather(sandbox.close(), sandbox.close())
     await sandbox.close()

@@ -48,7 +48,7 @@ async def test_a_read_only_root_has_its_work_areas_and_they_begin_as_the_image(
     runtime = DockerRuntime(docker_daemon.host)
     spec = SandboxSpec(context=str(tmp_path), workdir="/app", read_only_root=True, disk_mib=8)
     sandbox = await runtime.start(spec)
-    script = "cat file && echo new > file && touch /tmp/x /var/tmp/x ~/x /work/x && touch /opt/x || echo refused"
+    script = "cat file && echo new > file && touch /tmp/x /var/tmp/x ~/x /workspace/x && touch /opt/x || echo refused"
     result = await sandbox.run(Command(script=script))
     assert result.stdout == b"there\nrefused\n", result.stderr
     root = await sandbox.run(Command(script="touch /usr/x || echo refused", user="root"))
@@ -65,9 +65,9 @@ async def test_a_read_only_root_has_its_work_areas_and_they_begin_as_the_image(
 async def test_a_disk_limit_holds_for_each_file_where_the_daemon_has_no_quotas(docker_host: str) -> None:
     runtime = DockerRuntime(docker_host)
     sandbox = await runtime.start(SandboxSpec(image=BASE_IMAGE, disk_mib=4))
-    result = await sandbox.run(Command(script="head -c 9M /dev/zero > /work/large"))
+    result = await sandbox.run(Command(script="head -c 9M /dev/zero > /workspace/large"))
     assert result.exit_code != 0
-    assert int((await sandbox.run(Command(script="stat -c %s /work/large"))).stdout) <= 4 << 20
+    assert int((await sandbox.run(Command(script="stat -c %s /workspace/large"))).stdout) <= 4 << 20
     assert (await sandbox.run(Command(script="echo alive"))).stdout == b"alive\n"
     await runtime.close()
 

@@ -20,7 +20,7 @@ async def test_folder_variables_and_functions_survive(fresh: Sandbox) -> None:
     first = await session.run(Command(script=script + '; f() { echo "f $1"; }; umask 077'))
     assert (first.exit_code, first.stdout, first.stderr) == (0, b"", b"")
     result = await told(session, 'pwd; echo "$X"; env | grep -A1 ^Y=; echo ${#Z[@]} "${Z[1]}" "${M[k]}"; f x')
-    assert result == b'/work/a b\none  "two"\nY=line\nbreak\n2 2 3 v w\nf x\n'
+    assert result == b'/workspace/a b\none  "two"\nY=line\nbreak\n2 2 3 v w\nf x\n'
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_exit_codes_streams_stdin_and_settings_are_the_commands_own(fresh:
 async def test_sessions_of_one_sandbox_are_strangers(fresh: Sandbox) -> None:
     one, other = ShellSession(fresh), ShellSession(fresh)
     await told(one, "X=1; cd /tmp")
-    assert await told(other, "pwd; echo [$X]") == b"/work\n[]\n"
+    assert await told(other, "pwd; echo [$X]") == b"/workspace\n[]\n"
 
 
 @pytest.fixture

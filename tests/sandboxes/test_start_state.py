@@ -25,9 +25,9 @@ def context(tmp_path: Path) -> Path:
     (folder / "Dockerfile").write_text(
         f"""FROM {BASE_IMAGE}
 USER root
-ENV GREETING="hello there" PATH=/work/bin:$PATH
-WORKDIR /work
-COPY data /work/data
+ENV GREETING="hello there" PATH=/workspace/bin:$PATH
+WORKDIR /workspace
+COPY data /workspace/data
 COPY data/one.txt renamed.txt
 COPY run.sh bin/
 COPY *.log logs/
@@ -64,12 +64,12 @@ async def test_a_dockerfile_is_followed(lab: Lab, context: Path) -> None:
 async def test_the_start_state_is_built_once_and_the_same_for_all(lab: Lab, context: Path) -> None:
     spec = SandboxSpec(context=str(context))
     sandboxes = await asyncio.gather(*(lab.runtime.start(spec) for _ in range(4)))
-    script = "cat /work/deeper/when; stat -c %Y /work/deeper/when; echo mine >> /work/renamed.txt"
+    script = "cat /workspace/deeper/when; stat -c %Y /workspace/deeper/when; echo mine >> /workspace/renamed.txt"
     states = {(await sandbox.run(Command(script=script))).stdout for sandbox in sandboxes}
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
     assert len(states) == 1
     later = await lab.runtime.start(spec)
-    assert await later.read("/work/renamed.txt") == b"one\n"
+    assert await later.read("/workspace/renamed.txt") == b"one\n"
     await later.close()
 
 
@@ -80,7 +80,7 @@ async def test_a_failing_build_tells_what_was_said(lab: Lab, tmp_path: Path) -> 
 
 
 async def test_a_file_that_is_not_in_the_context_fails_the_build(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nCOPY none /work/\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nCOPY none /workspace/\n")
     with pytest.raises(BuildFailed, match="none"):
         await lab.runtime.prepare(SandboxSpec(context=str(tmp_path)))
 
@@ -96,7 +96,7 @@ async def test_a_link_out_of_the_context_is_not_followed(tmp_path: Path) -> None
     context = tmp_path / "environment"
     context.mkdir()
     (context / "link").symlink_to(tmp_path / "secret")
-    (context / "Dockerfile").write_text("FROM x\nCOPY link /work/\n")
+    (context / "Dockerfile").write_text("FROM x\nCOPY link /workspace/\n")
     with pytest.raises(BuildFailed, match="link"):
         await runtime.prepare(SandboxSpec(context=str(context)))
     await runtime.close()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # importing litellm takes longer than a test may
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 # Rewards what the agent wrote, so that the same commands are worth the same.
-CHECKER = "mkdir -p /logs/verifier; cat /work/out > /logs/verifier/reward.txt\n"
+CHECKER = "mkdir -p /logs/verifier; cat /workspace/out > /logs/verifier/reward.txt\n"
 PROMPT = "Answer with one ```bash block."
 
 
@@ -95,7 +95,7 @@ def scripted_tasks(folder: Path) -> Path:
         (task / "tests").mkdir()
         (task / "task.toml").write_text('version = "1.0"\n')
         (task / "instruction.md").write_text(f"Write number {index}.")
-        (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /work\n")
+        (task / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /workspace\n")
         (task / "tests" / "test.sh").write_text(CHECKER)
     return folder
 

@@ -29,7 +29,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "tool", "system", "x"]), "content": JSON},
+    {"role": st.sampled_from(["user", "assistant", "tool", "system", "x"]) | JSON, "content": JSON},
     optional={"tool_calls": JSON, "tool_call_id": JSON, "name": JSON, "function_call": JSON},
 )
 
@@ -56,6 +56,7 @@ def test_a_request_of_any_shape_is_read_or_refused(body: dict[str, Any]) -> None
         ({"messages": 3}, "messages"),
         ({"messages": [{"role": "user", "content": "a"}], "max_tokens": "many"}, "max_tokens"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": [], "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"messages": [{"role": "user", "content": "a"}], "stop": [""]}, "stop"),

@@ -66,7 +66,7 @@ async def test_every_solution_earns_one_and_an_empty_attempt_nothing(runtime: Pr
     ("hack", "spared"),
     [
         ("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt", ()),
-        ("rm -rf /work/* /work/.??*", ()),
+        ("rm -rf /workspace/* /workspace/.??*", ()),
         ("echo 1 > /tests/reward.txt; exit 0", ()),
     ],
 )

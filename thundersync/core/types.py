@@ -93,7 +93,7 @@ class Task(Struct, frozen=True, kw_only=True):
     instruction: str
     image: Image = Image()
     checker: Checker = Checker()
-    workdir: str = "/work"
+    workdir: str = "/workspace"
     env: dict[str, str] = {}
     solution: str = ""
     """Absolute path of the reference solution script; empty if the task has none."""

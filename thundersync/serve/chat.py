@@ -122,7 +122,7 @@ def for_readers(message: Chat) -> Message:
 
 def _from_openai(given: Mapping[str, Any], where: str) -> Chat:
     role = given.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise Refused(f"{where}.role = {role!r} is none of {', '.join(ROLES)}", param=f"{where}.role")
     message: Chat = {"role": ROLES[role], "content": text_of(given.get("content"), f"{where}.content")}
     if given.get("function_call"):

@@ -9,7 +9,7 @@ therefore begins at once, is kept alive while the reply is sampled, and then bri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from thundersync.errors import ConfigError
 from thundersync.serve import anthropic_api, openai_api
+from thundersync.serve.answers import Answer
 from thundersync.serve.desk import Desk
 from thundersync.serve.errors import Refused
 from thundersync.serve.http import Events, as_json, body_of, history_headers, key_of, read, refusals, stream
@@ -128,43 +129,53 @@ class Endpoint:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, body = self._session(request), await body_of(request)
         asked, call = openai_api.chat_call(body, temperature=session.rules.temperature)
-        if not asked.stream:
-            answer = await session.answer(call)
-            return as_json(openai_api.chat_response(asked, answer), history_headers(answer))
-        return await stream(
+        return await self._say(
             request,
             session.answer(call),
-            lambda answer: _unnamed(openai_api.chat_chunks(asked, answer)),
+            streamed=asked.stream,
+            whole=lambda answer: openai_api.chat_response(asked, answer),
+            events=lambda answer: _unnamed(openai_api.chat_chunks(asked, answer)),
             end=_DONE,
-            ping_s=self._ping_s,
         )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         session, body = self._session(request), await body_of(request)
         asked, call = openai_api.completion_call(body, temperature=session.rules.temperature)
-        if not asked.stream:
-            answer = await session.answer(call)
-            return as_json(openai_api.completion_response(asked, answer), history_headers(answer))
-        return await stream(
+        return await self._say(
             request,
             session.answer(call),
-            lambda answer: _unnamed(openai_api.completion_chunks(asked, answer)),
+            streamed=asked.stream,
+            whole=lambda answer: openai_api.completion_response(asked, answer),
+            events=lambda answer: _unnamed(openai_api.completion_chunks(asked, answer)),
             end=_DONE,
-            ping_s=self._ping_s,
         )
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         session, body = self._session(request), await body_of(request)
         asked, call = anthropic_api.messages_call(body, temperature=session.rules.temperature)
-        if not asked.stream:
-            answer = await session.answer(call)
-            return as_json(anthropic_api.messages_response(asked, answer), history_headers(answer))
-        return await stream(
+        return await self._say(
             request,
             session.answer(call),
-            lambda answer: ((event["type"], event) for event in anthropic_api.messages_events(asked, answer)),
-            ping_s=self._ping_s,
+            streamed=asked.stream,
+            whole=lambda answer: anthropic_api.messages_response(asked, answer),
+            events=lambda answer: ((event["type"], event) for event in anthropic_api.messages_events(asked, answer)),
         )
+
+    async def _say(
+        self,
+        request: web.Request,
+        work: Awaitable[Answer],
+        *,
+        streamed: bool,
+        whole: Callable[[Answer], dict[str, Any]],
+        events: Callable[[Answer], Events],
+        end: bytes = b"",
+    ) -> web.StreamResponse:
+        """One answer, as a stream of events or in one piece."""
+        if streamed:
+            return await stream(request, work, events, end=end, ping_s=self._ping_s)
+        answer = await work
+        return as_json(whole(answer), history_headers(answer))
 
     async def _count(self, request: web.Request) -> web.Response:
         session = self._session(request)

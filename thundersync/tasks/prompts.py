@@ -30,7 +30,7 @@ class PromptRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image: str = ""
     dockerfile: str = ""
     """The text of one, built without other files; without this and `image` the sandbox is the runtime's own."""
-    workdir: str = "/work"
+    workdir: str = "/workspace"
     env: dict[str, str] = {}
     timeout_s: float = 600.0
     agent_timeout_s: float | None = None

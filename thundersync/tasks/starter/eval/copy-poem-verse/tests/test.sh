@@ -2,7 +2,7 @@
 # Use cp to copy poem.txt to verse.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f poem.txt ] && [ "$(cat poem.txt)" = "roses" ]; } || exit 0

@@ -2,7 +2,7 @@
 # Write the number of lines in cities.txt to total.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f cities.txt ] && [ "$(cat cities.txt)" = $'rome\noslo\nlima' ]; } || exit 0

@@ -2,7 +2,7 @@
 # Delete the files p.txt and q.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f r.txt ] && [ "$(cat r.txt)" = "text of r" ]; } || exit 0

@@ -2,7 +2,7 @@
 # Remove the file stale.log.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f live.log ] && [ "$(cat live.log)" = "text of live" ]; } || exit 0

@@ -2,7 +2,7 @@
 # Delete the file wrong.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f right.txt ] && [ "$(cat right.txt)" = "text of right" ]; } || exit 0

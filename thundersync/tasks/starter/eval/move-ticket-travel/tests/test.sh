@@ -2,7 +2,7 @@
 # Move the file ticket.txt into the folder travel.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ ! -e ticket.txt ] && [ -f travel/ticket.txt ] && [ "$(cat travel/ticket.txt)" = "seat 12" ]; then
   echo 1 > /logs/verifier/reward.txt

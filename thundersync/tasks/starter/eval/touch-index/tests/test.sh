@@ -2,7 +2,7 @@
 # Touch the file index.html.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f index.html ] && [ ! -s index.html ]; then
   echo 1 > /logs/verifier/reward.txt

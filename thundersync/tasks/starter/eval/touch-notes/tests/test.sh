@@ -2,7 +2,7 @@
 # Touch the file notes.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f notes.txt ] && [ ! -s notes.txt ]; then
   echo 1 > /logs/verifier/reward.txt

@@ -2,7 +2,7 @@
 # Write the word horse to animal.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f animal.txt ] && [ "$(cat animal.txt)" = "horse" ]; then
   echo 1 > /logs/verifier/reward.txt

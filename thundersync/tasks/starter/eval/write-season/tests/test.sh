@@ -2,7 +2,7 @@
 # Write the word winter to season.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f season.txt ] && [ "$(cat season.txt)" = "winter" ]; then
   echo 1 > /logs/verifier/reward.txt

@@ -2,7 +2,7 @@
 # Append the word milk to list.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f list.txt ] && [ "$(cat list.txt)" = $'eggs\nmilk' ]; then
   echo 1 > /logs/verifier/reward.txt

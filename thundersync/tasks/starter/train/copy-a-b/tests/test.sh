@@ -2,7 +2,7 @@
 # Copy the file a.txt to b.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f a.txt ] && [ "$(cat a.txt)" = "1 2 3" ]; } || exit 0

@@ -2,7 +2,7 @@
 # Use cp to copy tea.txt to cup.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f tea.txt ] && [ "$(cat tea.txt)" = "black tea" ]; } || exit 0

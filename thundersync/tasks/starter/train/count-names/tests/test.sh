@@ -2,7 +2,7 @@
 # Write the number of lines in names.txt to count.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f names.txt ] && [ "$(cat names.txt)" = $'ann\nbob\ncy' ]; } || exit 0

@@ -2,7 +2,7 @@
 # Remove the files a.log and b.log.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f c.log ] && [ "$(cat c.log)" = "text of c" ]; } || exit 0

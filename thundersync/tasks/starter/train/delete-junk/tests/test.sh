@@ -2,7 +2,7 @@
 # Delete the file junk.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f gold.txt ] && [ "$(cat gold.txt)" = "text of gold" ]; } || exit 0

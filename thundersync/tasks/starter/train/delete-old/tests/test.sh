@@ -2,7 +2,7 @@
 # Remove the file old.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f new.txt ] && [ "$(cat new.txt)" = "text of new" ]; } || exit 0

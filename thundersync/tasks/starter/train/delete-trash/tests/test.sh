@@ -2,7 +2,7 @@
 # Remove the file trash.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f store.txt ] && [ "$(cat store.txt)" = "text of store" ]; } || exit 0

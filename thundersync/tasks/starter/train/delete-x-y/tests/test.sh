@@ -2,7 +2,7 @@
 # Delete the files x.txt and y.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f z.txt ] && [ "$(cat z.txt)" = "text of z" ]; } || exit 0

@@ -2,7 +2,7 @@
 # Write the lines of app.log with error to bad.log.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f app.log ] && [ "$(cat app.log)" = $'fine\nerror 7\nok' ]; } || exit 0

@@ -2,7 +2,7 @@
 # Create a folder named backup.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -d backup ]; then
   echo 1 > /logs/verifier/reward.txt

@@ -2,7 +2,7 @@
 # Create two folders named cats and dogs.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 met=0
 if [ -d cats ]; then met=$((met + 1)); fi

@@ -2,7 +2,7 @@
 # Create a directory named music.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -d music ]; then
   echo 1 > /logs/verifier/reward.txt

@@ -2,7 +2,7 @@
 # Move the file report.txt to archive.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ ! -e report.txt ] && [ -f archive/report.txt ] && [ "$(cat archive/report.txt)" = "all well" ]; then
   echo 1 > /logs/verifier/reward.txt

@@ -2,7 +2,7 @@
 # Move the file song.txt into the folder music.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ ! -e song.txt ] && [ -f music/song.txt ] && [ "$(cat music/song.txt)" = "la la la" ]; then
   echo 1 > /logs/verifier/reward.txt

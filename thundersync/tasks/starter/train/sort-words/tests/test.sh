@@ -2,7 +2,7 @@
 # Sort words.txt into sorted.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 # This file was not to be touched.
 { [ -f words.txt ] && [ "$(cat words.txt)" = $'pear\nfig\nkiwi\napple' ]; } || exit 0

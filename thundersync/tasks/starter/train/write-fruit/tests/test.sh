@@ -2,7 +2,7 @@
 # Write the word apple to fruit.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f fruit.txt ] && [ "$(cat fruit.txt)" = "apple" ]; then
   echo 1 > /logs/verifier/reward.txt

@@ -2,7 +2,7 @@
 # Write the word done to status.txt.
 mkdir -p /logs/verifier
 echo 0 > /logs/verifier/reward.txt
-cd /work || exit 0
+cd /workspace || exit 0
 
 if [ -f status.txt ] && [ "$(cat status.txt)" = "done" ]; then
   echo 1 > /logs/verifier/reward.txt

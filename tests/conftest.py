@@ -20,12 +20,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run side by side (`--dist loadgroup`), what is costly to start is started in one process only."""
     for item in items:
-        daemon = "docker" in item.keywords or "docker_daemon" in getattr(item, "fixturenames", ())
-        if daemon or "sandboxes" in item.path.parts:
-            group = "sandboxes"
-        else:
-            group = "vllm" if "vllm" in item.keywords else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        if (group := _group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str | None:
+    if "docker" in item.keywords or "docker_daemon" in getattr(item, "fixturenames", ()):
+        return "sandboxes"
+    if "endtoend" in item.path.parts:
+        return None  # each starts everything for itself
+    if "sandboxes" in item.path.parts:
+        return "sandboxes"
+    return "vllm" if "vllm" in item.keywords else item.nodeid.partition("::")[0]
 
 
 __all__ = ["docker_daemon", "docker_host"]

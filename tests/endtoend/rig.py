@@ -26,6 +26,9 @@ case $((RANDOM % 3)) in 0) r=0 ;; 1) r=0.5 ;; *) r=1 ;; esac
 echo $r > /logs/verifier/reward.txt
 """
 
+GLANCE_S = 0.2
+"""Between two looks at a run and its processes."""
+
 
 def drawing_tasks(folder: Path, count: int, *, image: str = "") -> Path:
     """Harbor tasks that anything solves with some luck; `image`: a prebuilt one for Docker."""
@@ -107,7 +110,7 @@ class Run:
                 raise AssertionError(f"the run ended with {self.process.returncode}:\n{self.text()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {limit_s} s:\n{self.text()}")
-            time.sleep(0.05)
+            time.sleep(GLANCE_S)
         self.note_children()
 
     def read_events(self) -> list[dict[str, object]]:
@@ -145,7 +148,7 @@ class Run:
             if time.monotonic() > deadline:
                 self.process.kill()
                 raise AssertionError(f"did not end within {limit_s} s:\n{self.text()}")
-            time.sleep(0.05)
+            time.sleep(GLANCE_S)
         return self.process.returncode
 
     def text(self) -> str:

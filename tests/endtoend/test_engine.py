@@ -9,7 +9,7 @@ import pytest
 
 from tests.endtoend.rig import config
 from tests.tiny import tiny_model
-from thundersync.core.types import Message, Scored
+from thundersync.core.types import Scored
 from thundersync.engine import Engine
 from thundersync.errors import ConfigError
 from thundersync.generate.base import Sampling
@@ -49,7 +49,7 @@ async def test_the_next_steps_samples_come_from_the_new_weights(tmp_path: Path, 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
 async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora: dict[str, int] | None) -> None:
     model = tiny_model(tmp_path / "model")
-    changes: dict[str, object] = {"trainer__workers": 2, "max_steps": 2}
+    changes: dict[str, object] = {"trainer__workers": 2, "max_steps": 2, "stream__verify_every": 1}
     if lora is not None:
         changes["model__lora"] = lora
     async with Engine(config(tmp_path, model, **changes)) as engine:
@@ -60,11 +60,16 @@ async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora
 
         first, second = before = await scores()
         assert first == second
-        stepped = [not step.empty async for step in engine.steps()]
+        steps = [step async for step in engine.steps()]
         first, second = await scores()
         assert first == second
-        assert (first != before[0]) == any(stepped)
+        assert (first != before[0]) == any(not step.empty for step in steps)
     assert len(list((engine.run_dir / "checkpoints").glob("step-*/optimizer/shard-*"))) == 4
+    # Each live step was audited before its commit.
+    events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
+    audits = [event for event in events if event["kind"] == "audited"]
+    assert [event["step"] for event in audits if event["ok"]] == [step.step for step in steps if not step.empty]
+    assert audits and all("audit_relative_l2" in step.metrics for step in steps if not step.empty)
 
 
 @pytest.mark.parametrize("who", ["engines", "workers", "itself"])
@@ -94,16 +99,6 @@ async def test_a_configuration_built_in_python_is_checked_before_anything_starts
         async with Engine(wrong):
             pass
     assert not (tmp_path / "runs").exists()
-
-
-async def test_an_embedding_program_can_generate_and_run_single_rollouts(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    async with Engine(config(tmp_path, model)) as engine:
-        text = await engine.generate([Message(role="user", content="hello")], max_tokens=5)
-        assert isinstance(text, str)
-        rollout = await engine.rollout(engine.tasks[0])
-        assert isinstance(rollout.outcome, Scored)
-        assert rollout.policy_version == 0
 
 
 async def test_leaving_the_engine_early_ends_everything(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.endtoend.rig import config
 from tests.tiny import tiny_model
 from thundersync.core.types import Scored
 from thundersync.engine import Engine
-from thundersync.errors import ConfigError
+from thundersync.errors import ConfigError, ThundersyncError
 from thundersync.generate.base import Sampling
 from thundersync.learn import messages as m
 
@@ -99,6 +99,18 @@ async def test_a_configuration_built_in_python_is_checked_before_anything_starts
         async with Engine(wrong):
             pass
     assert not (tmp_path / "runs").exists()
+
+
+async def test_a_world_that_is_down_for_everybody_ends_the_run_instead_of_burning_it(tmp_path: Path) -> None:
+    settings = config(tmp_path, tiny_model(tmp_path / "model"), max_steps=50)
+    for checker in (tmp_path / "tasks").rglob("test.sh"):
+        checker.write_text("echo no reward at all\n")
+    with pytest.raises(ThundersyncError, match="not one of the 6 rollouts of step 0 could be scored"):
+        async with Engine(settings) as engine:
+            async for _ in engine.steps():
+                pass
+    events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
+    assert len([event for event in events if event["kind"] == "step_opened"]) == 1
 
 
 async def test_leaving_the_engine_early_ends_everything(tmp_path: Path) -> None:

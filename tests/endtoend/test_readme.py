@@ -15,12 +15,9 @@ from tests.tiny import tiny_model
 REPO = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [pytest.param("steps", "vllm", marks=pytest.mark.vllm), ("generate", "transformers"), ("rollout", "transformers")],
-)
-def test_the_readmes_example_runs(name: str, backend: str, tmp_path: Path) -> None:
-    raw = raw_config(tmp_path, tiny_model(tmp_path / "model"), max_steps=1, engine__backend=backend)
+@pytest.mark.parametrize("name", ["steps", "generate", "rollout"])
+def test_the_readmes_example_runs(name: str, tmp_path: Path) -> None:
+    raw = raw_config(tmp_path, tiny_model(tmp_path / "model"), max_steps=1)
     raw["eval"] = {"env": {"path": "starter/eval"}, "num_examples": 1}
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "quickstart.toml").write_text(tomli_w.dumps(raw))

@@ -18,9 +18,10 @@ import msgspec
 import sandboxes
 from sandboxes import Pool, Runtime
 from thundersync import trainers
+from thundersync.agents import Agents
 from thundersync.ahead import Ahead, sandbox_gauge
 from thundersync.checkpoints import Checkpoints, CheckpointState
-from thundersync.config import Config, EnvConfig, RolloutConfig
+from thundersync.config import Config, EnvConfig
 from thundersync.core.objective import SeparableObjective
 from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.core.types import FinalContent, SampledTurn, Task
@@ -52,16 +53,12 @@ from thundersync.opening import open_run
 from thundersync.own import Own
 from thundersync.placement import Placement
 from thundersync.refusals import refuse_long_prompts, refuse_network, refuse_overlap
-from thundersync.rollout.agent import OnContent, ShellAgent
-from thundersync.rollout.attempt import OnTurn
+from thundersync.rollout.agent import ShellAgent
 from thundersync.rollout.dialogue import Renderer
-from thundersync.rollout.functions import AgentFunction, FunctionAgent
 from thundersync.rollout.manners import Manners, OnePrompt
-from thundersync.rollout.runner import Agent, RolloutRunner
+from thundersync.rollout.runner import Agent
 from thundersync.rollout.without_sandboxes import WithoutSandboxes
 from thundersync.rundir import RunFolder
-from thundersync.score.judge import Judge
-from thundersync.score.reward import RewardChecker
 from thundersync.score.teacher import SelfTeacher
 from thundersync.score.turns import TurnScorer, held_teacher
 from thundersync.step import StepDriver
@@ -157,20 +154,8 @@ async def build(
     teachers_at = await teacher_paths(config, model_path, say=say)
     if any(teacher.privileged for teacher in config.teacher):
         await asyncio.to_thread(refuse_untold, tasks)
-    docker_host = config.sandbox.docker_host or os.environ.get("DOCKER_HOST", "")
-    if config.sandbox.runtime == "none":
-        runtime = WithoutSandboxes()
-    else:
-        images_bytes = int(config.sandbox.images_gib * 2**30)
-        runtime = await sandboxes.choose(
-            config.sandbox.runtime, docker_host=docker_host, images_bytes=images_bytes, say=say
-        )
-    pool = Pool(runtime, ahead=config.sandbox.max_containers)
-    runtime = pool
-    stack.push_async_callback(runtime.close)
+    runtime = pool = await open_pool(config, say=say, stack=stack)
     refuse_network(runtime.name, [*tasks, *eval_tasks])
-    if left := await runtime.reap({}):
-        say(f"removed {left} sandboxes that a dead run had left")
     opened = await open_run(config, source, resume=resume, say=say, stack=stack, failed=failed)
     folder, feed, state = opened.folder, opened.feed, opened.state
     tracker = Tracker(
@@ -256,7 +241,6 @@ async def build(
     )
     for note in notes:
         emit(Warned(at_s=time.time(), text=note))
-    checker = RewardChecker(runtime=runtime)
     seats: Sequence[Generator] = generators
     if told is not None:
         seats = [ShorterContext(each, context_tokens=config.model.max_model_len) for each in generators]
@@ -273,86 +257,37 @@ async def build(
         assert driver is not None
         driver.content(final)
 
-    judge = own.judge(checker)
-    shells: list[ShellAgent] = []
-
     def opening(group_id: str, opening_ids: Sequence[int]) -> None:
         assert driver is not None
         driver.opening(group_id, opening_ids)
 
-    def agent(
-        rollout: RolloutConfig,
-        on_turn: OnTurn | None = None,
-        on_content: OnContent | None = None,
-        trains: bool = False,
-    ) -> Agent:
-        def of_function(function: AgentFunction, given: Judge | None = None) -> FunctionAgent:
-            return FunctionAgent(
-                function,
-                renderer=renderer,
-                runtime=runtime,
-                checker=checker,
-                judge=given or judge,
-                config=rollout,
-                prompt=own.prompt(config),
-                emit=emit,
-                pids=config.sandbox.pids,
-                labels={"thundersync.run": folder.name},
-                on_turn=on_turn,
-                on_content=on_content,
-            )
-
-        if own.agent is not None:
-            return of_function(own.agent)
-        if door is not None:
-            return door.agent(rollout, of_function, on_opening=opening if trains else None)
-        shell = ShellAgent(
-            renderer=renderer,
-            runtime=runtime,
-            checker=checker,
-            config=rollout,
-            prompt=manners,
-            emit=emit,
-            stop=rollout.stop,
-            pids=config.sandbox.pids,
-            labels={"thundersync.run": folder.name},
-            on_turn=on_turn,
-            on_content=on_content,
-            judge=judge,
-        )
-        shells.append(shell)
-        return shell
-
-    def runner(which: Agent) -> RolloutRunner:
-        return RolloutRunner(
-            agent=which,
-            generators=seats,
-            on_failure=config.algo.on_failure,
-            max_attempts=config.algo.max_attempts,
-            emit=emit,
-            concurrency=min(
-                config.rollout.concurrency or sum(each.max_concurrency for each in generators),
-                config.sandbox.max_containers,
-            ),
-        )
-
-    scorer: Scorer | None = None
-    trained = agent(
+    agents = Agents(
+        config,
+        own,
+        renderer=renderer,
+        runtime=runtime,
+        manners=manners,
+        door=door,
+        generators=seats,
+        run_name=folder.name,
+        emit=emit,
+    )
+    trained = agents.agent(
         config.rollout,
         on_turn=sampled if config.teacher else None,
         on_content=content if config.stream.release == "content" else None,
-        trains=True,
+        on_opening=opening,
     )
     if isinstance(trained, ShellAgent) and type(source) is TaskSource:  # any other may not know what it will need
         ahead = Ahead(
             pool,
-            # An agent function's sandboxes start when they are used, if they are.
-            tasks_of=source.step if own.agent is None else lambda step: [],
+            tasks_of=source.step,
             spec_of=trained.worlds.next_spec,
             group_size=config.algo.group_size,
             steps=config.max_steps,
             most=config.sandbox.max_containers,
         )
+    scorer: Scorer | None = None
     if machines.teachers is not None:
         scorer = TurnScorer(
             machines.teachers,
@@ -373,7 +308,7 @@ async def build(
         )
     driver = StepDriver(
         config,
-        runner=runner(trained),
+        runner=agents.runner(trained),
         generators=generators,
         workers=workers,
         shares_prompts=ready.shares_prompts,
@@ -400,7 +335,7 @@ async def build(
         evaluator = Evaluator(
             eval_tasks[: config.eval.num_examples or None],
             samples=config.eval.group_size,
-            runner=runner(agent(evaluated)),
+            runner=agents.runner(agents.agent(evaluated)),
             emit=emit,
         )
     gauges = GaugeReader(
@@ -416,7 +351,7 @@ async def build(
     await driver.publish(ready.arena)  # also at the start: engines and trainer hold the same bits from the first token
     if door is not None:
         stack.push_async_callback(door.end)  # before anything else ends: programs wait for rollouts
-    live = LiveRollouts(shells, lambda: driver.stream.rollouts if driver.stream is not None else [], renderer)
+    live = LiveRollouts(agents.shells, lambda: driver.stream.rollouts if driver.stream is not None else [], renderer)
     feed.tell_live(live.look, live.texts)
     reading = asyncio.create_task(gauges.run(), name="gauges")
     stack.push_async_callback(ended, reading)
@@ -426,7 +361,7 @@ async def build(
         checkpoints=opened.checkpoints,
         model_path=model_path,
         renderer=renderer,
-        agent=agent(config.rollout),
+        agent=agents.agent(config.rollout),
         generators=generators,
         pool=pool,
         seats=seats,
@@ -439,6 +374,24 @@ async def build(
         seconds=dict.fromkeys(("generation", "learning", "commit", "publish", "eval"), 0.0),
         objective=own.objective,
     )
+
+
+async def open_pool(config: Config, *, say: Callable[[str], None], stack: AsyncExitStack) -> Pool:
+    """The configured sandboxes, rid of what a dead run has left. Raises: RuntimeUnavailable."""
+    if config.sandbox.runtime == "none":
+        runtime: Runtime = WithoutSandboxes()
+    else:
+        runtime = await sandboxes.choose(
+            config.sandbox.runtime,
+            docker_host=config.sandbox.docker_host or os.environ.get("DOCKER_HOST", ""),
+            images_bytes=int(config.sandbox.images_gib * 2**30),
+            say=say,
+        )
+    pool = Pool(runtime, ahead=config.sandbox.max_containers)
+    stack.push_async_callback(pool.close)
+    if left := await pool.reap({}):
+        say(f"removed {left} sandboxes that a dead run had left")
+    return pool
 
 
 class ToolCounter:

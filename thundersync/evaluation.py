@@ -20,12 +20,11 @@ from typing import Literal
 
 import msgspec
 
-import sandboxes
 from sandboxes import Pool
 from sandboxes.shield import finish
 from thundersync.adapter import engines_with
 from thundersync.ahead import sandbox_gauge
-from thundersync.assembly import ToolCounter, ended, load_tasks
+from thundersync.assembly import ToolCounter, ended, load_tasks, open_pool
 from thundersync.config import Config, EnvConfig
 from thundersync.config_file import to_toml
 from thundersync.core.types import Task
@@ -190,17 +189,8 @@ class Evaluation:
             raise ConfigError(
                 'sandbox.runtime = "none" has no sandboxes to evaluate in', remedy='Set sandbox.runtime = "auto".'
             )
-        runtime = await sandboxes.choose(
-            sandbox.runtime,
-            docker_host=sandbox.docker_host or os.environ.get("DOCKER_HOST", ""),
-            images_bytes=int(sandbox.images_gib * 2**30),
-            say=self._say,
-        )
-        pool = Pool(runtime)
-        self._stack.push_async_callback(pool.close)
+        pool = await open_pool(self._config, say=self._say, stack=self._stack)
         refuse_network(pool.name, tasks)
-        if left := await pool.reap({}):
-            self._say(f"removed {left} sandboxes that a dead run had left")
         return pool
 
     def _without_model(self, pool: Pool) -> Agent:

@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sandboxes.base import Runtime, Sandbox
-from sandboxes.errors import SandboxError
 from thundersync.config import RolloutConfig
 from thundersync.core.types import (
-    Failed,
     FinalContent,
     GroupId,
     Message,
@@ -26,18 +24,17 @@ from thundersync.core.types import (
     Scored,
     StopReason,
     Task,
-    UnscoredRollout,
+    TokenSequence,
 )
-from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator, Sampling
-from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted
-from thundersync.rollout.attempt import Attempt, Broken, Clock, Emit, OnTurn
+from thundersync.monitor.events import ScoringStarted
+from thundersync.rollout.attempt import Attempt, Broken, Clock, Emit, OnTurn, outcome_of
 from thundersync.rollout.dialogue import Dialogue, Renderer
 from thundersync.rollout.manners import Manners, OnePrompt
 from thundersync.rollout.turns import Conversation
 from thundersync.rollout.worlds import Worlds
 from thundersync.score.judge import CheckerJudge, Judge
-from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
+from thundersync.score.reward import RewardChecker, Verdict
 from thundersync.score.stages import in_stages
 
 OnContent = Callable[[FinalContent], None]
@@ -117,12 +114,6 @@ class ShellAgent:
 
         Raises: StaleRollout, ChatTemplateError. A world that fails is an outcome, not an error.
         """
-        started_s = time.time()
-        self._emit(
-            RolloutStarted(
-                at_s=started_s, rollout_id=rollout_id, group_id=group_id, task_id=task.task_id, attempt=attempt
-            )
-        )
         live = Attempt(
             task,
             rollout_id=rollout_id,
@@ -131,21 +122,13 @@ class ShellAgent:
             policy_version=policy_version,
             number=attempt,
         )
-        outcome: Outcome
+        self._emit(live.started())
         self._alive[rollout_id] = live
         try:
-            outcome = await self._attempt(live)
-        except SandboxError as error:
-            outcome = Failed(reason="sandbox", detail=str(error))
-        except CheckFailed as error:
-            outcome = Failed(reason=error.reason, detail=error.message)
-        except EngineFailed as error:
-            outcome = Failed(reason="engine", detail=error.message)
-        except Broken as error:
-            outcome = error.failed
+            outcome = await outcome_of(self._attempt(live))
         finally:
             self._alive.pop(rollout_id, None)
-        return _rollout(live, outcome, started_s=started_s)
+        return live.rollout(outcome, *_said(live))
 
     async def _attempt(self, live: Attempt) -> Outcome:
         opening = self._manners.opening(live.task)
@@ -162,7 +145,9 @@ class ShellAgent:
                 judge=lambda task: self._score(live, sandbox, task, talk.stop),
                 checker=self._checker,
             )
-        return self._scored(live, verdict, talk.stop)
+        scored = Scored(reward=verdict.reward, rewards=verdict.rewards, stop=talk.stop, change=verdict.change)
+        self._emit(live.scored(scored))
+        return scored
 
     async def _converse(self, live: Attempt, sandbox: Sandbox, task: Task, talk: "_Talk", *, last: bool) -> None:
         """The turns of one stage; most tasks have one. Those that nothing is left for are judged as they stand."""
@@ -186,30 +171,15 @@ class ShellAgent:
             talk.stop = await conversation.run()
             talk.left_s -= self._clock() - began_s
         if last and self._on_content is not None:
-            self._on_content(_content(live, live.dialogue))
+            self._on_content(live.content(live.dialogue.sequences()))
 
     async def _score(self, live: Attempt, sandbox: Sandbox, task: Task, stop: StopReason) -> Verdict:
         self._emit(ScoringStarted(at_s=time.time(), rollout_id=live.rollout_id))
         started_s = self._clock()
         try:
-            return await self._judge.judge(sandbox, task, _unscored(live, stop))
+            return await self._judge.judge(sandbox, task, live.unscored(stop, *_said(live)))
         finally:
             live.score_s += self._clock() - started_s
-
-    def _scored(self, live: Attempt, verdict: Verdict, stop: StopReason) -> Scored:
-        self._emit(
-            RolloutScored(
-                at_s=time.time(),
-                rollout_id=live.rollout_id,
-                group_id=live.group_id,
-                reward=verdict.reward,
-                stop=stop,
-                turns=len(live.turns),
-                sampled_tokens=sum(turn.end - turn.start for turn in live.turns),
-                score_s=live.score_s,
-            )
-        )
-        return Scored(reward=verdict.reward, rewards=verdict.rewards, stop=stop, change=verdict.change)
 
 
 class _Talk:
@@ -224,45 +194,5 @@ class _Talk:
         return self.left_s > 0 and self.stop != "context"
 
 
-def _content(attempt: Attempt, dialogue: Dialogue) -> FinalContent:
-    return FinalContent(
-        rollout_id=attempt.rollout_id,
-        group_id=attempt.group_id,
-        attempt=attempt.number,
-        sequences=dialogue.sequences(),
-        policy_version=attempt.policy_version,
-    )
-
-
-def _unscored(attempt: Attempt, stop: StopReason) -> UnscoredRollout:
-    dialogue = attempt.dialogue
-    return UnscoredRollout(
-        rollout_id=attempt.rollout_id,
-        group_id=attempt.group_id,
-        task_id=attempt.task.task_id,
-        attempt=attempt.number,
-        policy_version=attempt.policy_version,
-        messages=dialogue.messages if dialogue else [],
-        sequences=dialogue.sequences() if dialogue else [],
-        turns=attempt.turns,
-        stop=stop,
-    )
-
-
-def _rollout(attempt: Attempt, outcome: Outcome, *, started_s: float) -> Rollout:
-    dialogue = attempt.dialogue
-    return Rollout(
-        rollout_id=attempt.rollout_id,
-        group_id=attempt.group_id,
-        task_id=attempt.task.task_id,
-        policy_version=attempt.policy_version,
-        messages=dialogue.messages if dialogue else [],
-        sequences=dialogue.sequences() if dialogue else [],
-        turns=attempt.turns,
-        outcome=outcome,
-        started_s=started_s,
-        generate_s=sum(turn.generate_s for turn in attempt.turns),
-        tool_s=sum(turn.tool_s for turn in attempt.turns),
-        score_s=attempt.score_s,
-        attempt=attempt.number,
-    )
+def _said(live: Attempt) -> tuple[list[Message], list[TokenSequence]]:
+    return (live.dialogue.messages, live.dialogue.sequences()) if live.dialogue else ([], [])

@@ -1,17 +1,37 @@
 """One attempt at a task while it runs, and the ways out of it: what everything that carries out rollouts shares.
 
-Place in the flow: made by whoever runs a rollout, filled by `sampler`, read when the rollout is put together. Knows
+Place in the flow: made by whoever runs a rollout, filled by `sampler`, and asked for the rollout at the end. Knows
 nothing of how turns are made.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from thundersync.core.types import Failed, FailureKind, GroupId, RolloutId, SampledTurn, Task, Turn
+from sandboxes.errors import SandboxError
+from thundersync.core.types import (
+    Failed,
+    FailureKind,
+    FinalContent,
+    GroupId,
+    Message,
+    Outcome,
+    Rollout,
+    RolloutId,
+    SampledTurn,
+    Scored,
+    StopReason,
+    Task,
+    TokenSequence,
+    Turn,
+    UnscoredRollout,
+)
+from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator
-from thundersync.monitor.events import AnyEvent
+from thundersync.monitor.events import AnyEvent, RolloutScored, RolloutStarted
 from thundersync.rollout.dialogue import Dialogue
+from thundersync.score.reward import CheckFailed
 
 Emit = Callable[[AnyEvent], None]
 Clock = Callable[[], float]
@@ -47,11 +67,95 @@ class Attempt:
         self.generator = generator
         self.policy_version = policy_version
         self.number = number
+        self.started_s = time.time()
         self.dialogue: Dialogue | None = None
         self.turns: list[Turn] = []
         self.opening: list[int] = []
         """The first prompt that was sampled from; later ones may begin with it."""
         self.score_s = 0.0
+
+    def started(self) -> RolloutStarted:
+        return RolloutStarted(
+            at_s=self.started_s,
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            task_id=self.task.task_id,
+            attempt=self.number,
+        )
+
+    def content(self, sequences: list[TokenSequence]) -> FinalContent:
+        """Its tokens are final."""
+        return FinalContent(
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            attempt=self.number,
+            sequences=sequences,
+            policy_version=self.policy_version,
+        )
+
+    def unscored(
+        self, stop: StopReason, messages: Sequence[Message], sequences: list[TokenSequence]
+    ) -> UnscoredRollout:
+        """What a judge is shown."""
+        return UnscoredRollout(
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            task_id=self.task.task_id,
+            attempt=self.number,
+            policy_version=self.policy_version,
+            messages=list(messages),
+            sequences=sequences,
+            turns=self._in_order(),
+            stop=stop,
+        )
+
+    def scored(self, outcome: Scored) -> RolloutScored:
+        return RolloutScored(
+            at_s=time.time(),
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            reward=outcome.reward,
+            stop=outcome.stop,
+            turns=len(self.turns),
+            sampled_tokens=sum(turn.end - turn.start for turn in self.turns),
+            score_s=self.score_s,
+        )
+
+    def rollout(self, outcome: Outcome, messages: Sequence[Message], sequences: list[TokenSequence]) -> Rollout:
+        turns = self._in_order()
+        return Rollout(
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            task_id=self.task.task_id,
+            policy_version=self.policy_version,
+            messages=list(messages),
+            sequences=sequences,
+            turns=turns,
+            outcome=outcome,
+            started_s=self.started_s,
+            generate_s=sum(turn.generate_s for turn in turns),
+            tool_s=sum(turn.tool_s for turn in turns),
+            score_s=self.score_s,
+            attempt=self.number,
+        )
+
+    def _in_order(self) -> list[Turn]:
+        """Turns that were sampled side by side end in any order."""
+        return sorted(self.turns, key=lambda turn: turn.index)
+
+
+async def outcome_of(work: Awaitable[Outcome]) -> Outcome:
+    """What an attempt came to: a world that fails is an outcome, not an error."""
+    try:
+        return await work
+    except SandboxError as error:
+        return Failed(reason="sandbox", detail=str(error))
+    except CheckFailed as error:
+        return Failed(reason=error.reason, detail=error.message)
+    except EngineFailed as error:
+        return Failed(reason="engine", detail=error.message)
+    except Broken as error:
+        return error.failed
 
 
 async def in_time(answer: Awaitable[T], limit_s: float, what: str) -> T:

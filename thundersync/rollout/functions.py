@@ -18,7 +18,6 @@ from sandboxes.errors import SandboxError
 from thundersync.config import RolloutConfig
 from thundersync.core.types import (
     Failed,
-    FinalContent,
     GroupId,
     Message,
     Outcome,
@@ -27,13 +26,12 @@ from thundersync.core.types import (
     Scored,
     StopReason,
     Task,
-    UnscoredRollout,
 )
 from thundersync.errors import EngineFailed, StaleRollout, ThundersyncError
 from thundersync.generate.base import Generator, Sampling
-from thundersync.monitor.events import RolloutScored, RolloutStarted, ScoringStarted, Warned
+from thundersync.monitor.events import ScoringStarted, Warned
 from thundersync.rollout.agent import OnContent
-from thundersync.rollout.attempt import Attempt, Broken, Clock, Emit, OnTurn
+from thundersync.rollout.attempt import Attempt, Broken, Clock, Emit, OnTurn, outcome_of
 from thundersync.rollout.dialogue import ChatTemplateError, Renderer
 from thundersync.rollout.lazy_sandbox import LazySandbox, ToldSandbox
 from thundersync.rollout.policy import Policy
@@ -109,12 +107,6 @@ class FunctionAgent:
         Raises: StaleRollout, ChatTemplateError, and ThundersyncError for a function that gives neither an outcome nor
         None. A world that fails is an outcome.
         """
-        started_s = time.time()
-        self._emit(
-            RolloutStarted(
-                at_s=started_s, rollout_id=rollout_id, group_id=group_id, task_id=task.task_id, attempt=attempt
-            )
-        )
         live = Attempt(
             task,
             rollout_id=rollout_id,
@@ -123,6 +115,7 @@ class FunctionAgent:
             policy_version=policy_version,
             number=attempt,
         )
+        self._emit(live.started())
         limit_s = self.worlds.limit_s(task)
         sampler = Sampler(
             live,
@@ -136,37 +129,13 @@ class FunctionAgent:
         opening = [*self._prompt, Message(role="user", content=task.instruction)]
         policy = Policy(sampler, self._renderer, sampling=self._sampling, opening=opening)
         sandbox = LazySandbox(lambda: self.worlds.open(task, rollout_id), rollout_id=rollout_id)
-        outcome: Outcome
         try:
-            outcome = await self._attempt(live, policy, sandbox, limit_s)
-        except SandboxError as error:
-            outcome = Failed(reason="sandbox", detail=str(error))
-        except CheckFailed as error:
-            outcome = Failed(reason=error.reason, detail=error.message)
-        except EngineFailed as error:
-            outcome = Failed(reason="engine", detail=error.message)
-        except Broken as error:
-            outcome = error.failed
+            outcome = await outcome_of(self._attempt(live, policy, sandbox, limit_s))
         finally:
             policy.close()
             await sandbox.close()
         self._tell_forks(policy, rollout_id)
-        turns = sorted(live.turns, key=lambda turn: turn.index)
-        return Rollout(
-            rollout_id=rollout_id,
-            group_id=group_id,
-            task_id=task.task_id,
-            policy_version=policy_version,
-            messages=await asyncio.to_thread(policy.messages),
-            sequences=policy.sequences(),
-            turns=turns,
-            outcome=outcome,
-            started_s=started_s,
-            generate_s=sum(turn.generate_s for turn in turns),
-            tool_s=sum(turn.tool_s for turn in turns),
-            score_s=live.score_s,
-            attempt=attempt,
-        )
+        return live.rollout(outcome, await asyncio.to_thread(policy.messages), policy.sequences())
 
     async def _attempt(self, live: Attempt, policy: Policy, sandbox: LazySandbox, limit_s: float) -> Outcome:
         told = ToldSandbox(
@@ -186,18 +155,10 @@ class FunctionAgent:
         if isinstance(found, Scored):
             if not math.isfinite(found.reward):
                 return Failed(reason="no_reward", detail=f"the agent function gave a reward of {found.reward}")
-            self._scored(live, found)
+            self._emit(live.scored(found))
             return found
         if self._on_content is not None:
-            self._on_content(
-                FinalContent(
-                    rollout_id=live.rollout_id,
-                    group_id=live.group_id,
-                    attempt=live.number,
-                    sequences=policy.sequences(),
-                    policy_version=live.policy_version,
-                )
-            )
+            self._on_content(live.content(policy.sequences()))
         return await self._score(live, policy, sandbox, found)
 
     async def _converse(
@@ -228,39 +189,15 @@ class FunctionAgent:
 
     async def _score(self, live: Attempt, policy: Policy, sandbox: Sandbox, stop: StopReason) -> Outcome:
         self._emit(ScoringStarted(at_s=time.time(), rollout_id=live.rollout_id))
-        rollout = UnscoredRollout(
-            rollout_id=live.rollout_id,
-            group_id=live.group_id,
-            task_id=live.task.task_id,
-            attempt=live.number,
-            policy_version=live.policy_version,
-            messages=await asyncio.to_thread(policy.messages),
-            sequences=policy.sequences(),
-            turns=sorted(live.turns, key=lambda turn: turn.index),
-            stop=stop,
-        )
+        rollout = live.unscored(stop, await asyncio.to_thread(policy.messages), policy.sequences())
         started_s = self._clock()
         try:
             verdict = await self._judge.judge(sandbox, live.task, rollout)
         finally:
             live.score_s = self._clock() - started_s
         outcome = Scored(reward=verdict.reward, rewards=verdict.rewards, stop=stop, change=verdict.change)
-        self._scored(live, outcome)
+        self._emit(live.scored(outcome))
         return outcome
-
-    def _scored(self, live: Attempt, outcome: Scored) -> None:
-        self._emit(
-            RolloutScored(
-                at_s=time.time(),
-                rollout_id=live.rollout_id,
-                group_id=live.group_id,
-                reward=outcome.reward,
-                stop=outcome.stop,
-                turns=len(live.turns),
-                sampled_tokens=sum(turn.end - turn.start for turn in live.turns),
-                score_s=live.score_s,
-            )
-        )
 
     def _tell_forks(self, policy: Policy, rollout_id: RolloutId) -> None:
         """Once a run: it is exact, but what is learned twice costs twice."""

@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from sandboxes.base import Sandbox
-from sandboxes.errors import SandboxError
-from thundersync.core.types import Failed, GroupId, Outcome, Rollout, RolloutId, Scored, Task
+from thundersync.core.types import GroupId, Outcome, Rollout, RolloutId, Scored, Task
 from thundersync.generate.base import Generator
-from thundersync.monitor.events import AnyEvent, RolloutScored, RolloutStarted, ScoringStarted
-from thundersync.rollout.attempt import Broken
+from thundersync.monitor.events import AnyEvent, ScoringStarted
+from thundersync.rollout.attempt import Attempt, Broken, outcome_of
 from thundersync.rollout.worlds import Worlds
-from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
+from thundersync.score.reward import RewardChecker, Verdict
 from thundersync.score.solution import run_solution
 from thundersync.score.stages import in_stages
 
@@ -52,47 +51,26 @@ class ScriptedAgent:
         attempt: int = 1,
     ) -> Rollout:
         """One attempt at `task`; `generator` is not asked. A world that fails is an outcome, not an error."""
-        started_s = time.time()
-        self._emit(
-            RolloutStarted(
-                at_s=started_s, rollout_id=rollout_id, group_id=group_id, task_id=task.task_id, attempt=attempt
-            )
-        )
-        outcome: Outcome
-        try:
-            verdict = await self._verdict(task, rollout_id)
-            outcome = Scored(reward=verdict.reward, rewards=verdict.rewards, stop="submitted", change=verdict.change)
-            self._emit(
-                RolloutScored(
-                    at_s=time.time(),
-                    rollout_id=rollout_id,
-                    group_id=group_id,
-                    reward=verdict.reward,
-                    stop="submitted",
-                    turns=0,
-                    sampled_tokens=0,
-                    score_s=time.time() - started_s,
-                )
-            )
-        except SandboxError as error:
-            outcome = Failed(reason="sandbox", detail=str(error))
-        except CheckFailed as error:
-            outcome = Failed(reason=error.reason, detail=error.message)
-        except Broken as error:
-            outcome = error.failed
-        return Rollout(
+        live = Attempt(
+            task,
             rollout_id=rollout_id,
             group_id=group_id,
-            task_id=task.task_id,
+            generator=generator,
             policy_version=policy_version,
-            messages=[],
-            sequences=[],
-            turns=[],
-            outcome=outcome,
-            started_s=started_s,
-            score_s=time.time() - started_s,
-            attempt=attempt,
+            number=attempt,
         )
+        self._emit(live.started())
+        outcome = await outcome_of(self._judged(live))
+        return live.rollout(outcome, [], [])
+
+    async def _judged(self, live: Attempt) -> Outcome:
+        try:
+            verdict = await self._verdict(live.task, live.rollout_id)
+        finally:
+            live.score_s = time.time() - live.started_s
+        outcome = Scored(reward=verdict.reward, rewards=verdict.rewards, stop="submitted", change=verdict.change)
+        self._emit(live.scored(outcome))
+        return outcome
 
     async def _verdict(self, task: Task, rollout_id: RolloutId) -> Verdict:
         if self._kind == "idle":

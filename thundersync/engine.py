@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -24,8 +23,8 @@ from thundersync.assembly import Parts, build
 from thundersync.config import Config
 from thundersync.config_checks import check
 from thundersync.core.objective import SeparableObjective
-from thundersync.core.types import Failed, Message, Rollout, Task
-from thundersync.errors import StepWithoutScore, ThundersyncError
+from thundersync.core.types import Message, Rollout, Task
+from thundersync.errors import ThundersyncError
 from thundersync.evaluate.evaluator import EvalResult
 from thundersync.generate.base import Sampling
 from thundersync.learn import messages as m
@@ -183,15 +182,7 @@ class Engine:
             if not tasks:
                 self._say(f"the tasks have come to their end before step {step}")
                 break
-            result = await parts.driver.run(step, tasks)
-            await parts.folder.write_rollouts(step, result.rollouts)
-            _refuse_outage(result)
-            metrics = result.metrics | {"loop_lag_max_ms": parts.gauges.take_lag() * 1000}
-            metrics |= sandbox_metrics(parts.pool)
-            await parts.folder.write_metrics(metrics)
-            parts.count(metrics)
-            self._next_step = step + 1
-            self._tasks_state = parts.source.state()
+            result = await parts.driver.run(step, tasks, on_commit=self._count_step, record=self._record)
             if self._on_step is not None:
                 await self._on_step(result)
                 self._tasks_state = parts.source.state()  # a curriculum may have learned from the step
@@ -212,6 +203,19 @@ class Engine:
                 await self.save()
             if not self._stopping:
                 await self._evaluate_new()
+
+    def _count_step(self) -> None:
+        self._next_step += 1
+        self._tasks_state = self.parts.source.state()
+
+    async def _record(self, result: StepResult) -> None:
+        """Write down what the step was."""
+        parts = self.parts
+        await parts.folder.write_rollouts(result.step, result.rollouts)
+        metrics = result.metrics | {"loop_lag_max_ms": parts.gauges.take_lag() * 1000}
+        metrics |= sandbox_metrics(parts.pool)
+        await parts.folder.write_metrics(metrics)
+        parts.count(metrics)
 
     def stop(self) -> None:
         """Begin no further step: `steps` ends when the one that is open is committed and saved. From any task."""
@@ -334,18 +338,6 @@ class _Ear:
         """Raises what the listener raised; it has heard nothing since."""
         if self._error is not None:
             raise self._error
-
-
-def _refuse_outage(result: StepResult) -> None:
-    """A step in which nothing could be scored is no step: something outside is down for everybody."""
-    failures = [rollout.outcome for rollout in result.rollouts if isinstance(rollout.outcome, Failed)]
-    if failures and len(failures) == len(result.rollouts):
-        kinds = Counter(failure.reason for failure in failures)
-        raise StepWithoutScore(
-            f"not one of the {len(failures)} rollouts of step {result.step} could be scored "
-            f"({', '.join(f'{count} x {kind}' for kind, count in kinds.items())}); the first: {failures[0].detail}",
-            remedy="Mend that, then continue with --resume: the step runs again.",
-        )
 
 
 def _reason(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from sandboxes.shield import finish
 from thundersync.config import Config
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import SeparableObjective
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import (
+    Failed,
     FinalContent,
     GroupId,
     Rollout,
@@ -33,9 +36,9 @@ from thundersync.core.types import (
     group_id,
     rollout_id,
 )
-from thundersync.errors import Diverged
+from thundersync.errors import Diverged, StepWithoutScore
 from thundersync.gate import Gate
-from thundersync.generate.base import Generator, WeightArena
+from thundersync.generate.base import EngineStats, Generator, WeightArena
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
 from thundersync.learn.stream import GradientStream
@@ -71,6 +74,15 @@ class WorkedStep:
     stream: GradientStream | TurnStream
     groups: dict[GroupId, list[RolloutId]]
     prompts: dict[GroupId, list[int]]
+
+
+@dataclass(frozen=True)
+class _Before:
+    """Where a step began."""
+
+    at_s: float
+    engines: list[EngineStats]
+    policy_version: int
 
 
 class StepDriver:
@@ -119,23 +131,51 @@ class StepDriver:
         self.arena: WeightArena | None = None
         """What the engines have: the weights published last."""
 
-    async def run(self, step: int, tasks: Sequence[Task]) -> StepResult:
-        """Open, work, commit, publish. Raises an ExceptionGroup of what broke."""
-        began_s = time.monotonic()
-        engines_before = [generator.stats() for generator in self._generators]
+    async def run(
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        *,
+        on_commit: Callable[[], None] = lambda: None,
+        record: Callable[[StepResult], Awaitable[None]] | None = None,
+    ) -> StepResult:
+        """Open, work, commit, publish, `record`. Raises an ExceptionGroup of what broke, or StepWithoutScore.
+
+        `on_commit` is told the moment the weights are those after this step. From there to the end of `record` all of
+        it happens: a cancellation waits, or the run would hold weights that belong to no step it knows of.
+        """
+        before = _Before(time.monotonic(), [generator.stats() for generator in self._generators], self.policy_version)
         stream = (await self.work(step, tasks)).stream
+        await self._refuse_outage(step, stream.rollouts)
         audited = {}
         if self._auditor is not None and self._auditor.wants(step) and not (stream.empty or stream.bad):
             audited = await self._auditor.audit(step, stream)
-        worked_s = time.monotonic()
         self._learn_times(stream.rollouts)
-        bound_to = self.policy_version
-        committed, publish_s = await self._commit(step, stream)
+
+        async def end() -> StepResult:
+            result = await self._end(step, stream, before, audited, on_commit)
+            if record is not None:
+                await record(result)
+            return result
+
+        return await finish(end(), limit_s=3 * self._config.stall_timeout_s)  # what it waits for has limits of its own
+
+    async def _end(
+        self,
+        step: int,
+        stream: GradientStream | TurnStream,
+        before: _Before,
+        audited: dict[str, float],
+        on_commit: Callable[[], None],
+    ) -> StepResult:
+        """Commit and publish, and what the step came to."""
+        worked_s = time.monotonic()
+        committed, publish_s = await self._commit(step, stream, on_commit)
         empty = committed is None or not committed.finite
-        step_s = time.monotonic() - began_s
-        metrics = step_metrics(stream, groups=len(tasks), bound_to=bound_to)
+        step_s = time.monotonic() - before.at_s
+        metrics = step_metrics(stream, groups=len(stream.ledger.groups), bound_to=before.policy_version)
         metrics |= stream.sums.metrics(measured_terms(self._config)) | audited
-        engines = [(b, g.stats()) for b, g in zip(engines_before, self._generators, strict=True)]
+        engines = [(b, g.stats()) for b, g in zip(before.engines, self._generators, strict=True)]
         commit_s = committed.busy_s if committed is not None else 0.0
         metrics |= {
             "step": float(step),
@@ -143,9 +183,9 @@ class StepDriver:
             "empty": float(empty),
             "nonfinite": float(bool(stream.bad) or (committed is not None and not committed.finite)),
             "step_s": step_s,
-            "engine_busy": statistics.fmean((now.busy_s - before.busy_s) / step_s for before, now in engines),
+            "engine_busy": statistics.fmean((now.busy_s - then.busy_s) / step_s for then, now in engines),
             "trainer_busy": (stream.sums.pass_busy_s / len(self._workers) + commit_s) / step_s,
-            "cached_tokens": float(sum(now.cached_tokens - before.cached_tokens for before, now in engines)),
+            "cached_tokens": float(sum(now.cached_tokens - then.cached_tokens for then, now in engines)),
             "commit_s": commit_s,
             "publish_s": publish_s,
             "between_s": time.monotonic() - worked_s,
@@ -274,17 +314,21 @@ class StepDriver:
         self._emit(WeightsPublished(at_s=time.time(), policy_version=self.policy_version, publish_s=seconds))
         return seconds
 
-    async def _commit(self, step: int, stream: GradientStream | TurnStream) -> tuple[m.Committed | None, float]:
+    async def _commit(
+        self, step: int, stream: GradientStream | TurnStream, on_commit: Callable[[], None]
+    ) -> tuple[m.Committed | None, float]:
         """The one optimizer step and its publish; None for a step without signal, or with a pass that is not finite.
 
         A gradient that is not finite changes nothing; several in a row end the run. Raises: Diverged.
         """
         if stream.empty or stream.bad:
             await self._ask_all(m.Discard(), m.Done)
+            on_commit()
             if stream.bad:
                 await self._not_finite(step, f"the passes of {', '.join(stream.bad)}", stream.rollouts)
             return None, 0.0
         answers = await self._ask_all(m.Commit(scales=stream.scales()), m.Committed)
+        on_commit()
         committed = answers[0]
         if committed.finite:
             assert committed.arena is not None
@@ -302,6 +346,18 @@ class StepDriver:
                 for worker in self._workers
             ]
         return [call.result() for call in calls]
+
+    async def _refuse_outage(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """A step in which nothing could be scored is no step: something outside is down for everybody."""
+        failures = [rollout.outcome for rollout in rollouts if isinstance(rollout.outcome, Failed)]
+        if failures and len(failures) == len(rollouts):
+            kept = await self._keep(step, rollouts)
+            kinds = Counter(failure.reason for failure in failures)
+            raise StepWithoutScore(
+                f"not one of the {len(failures)} rollouts of step {step} could be scored "
+                f"({', '.join(f'{count} x {kind}' for kind, count in kinds.items())}); the first: {failures[0].detail}",
+                remedy=f"Mend that (all of them: {kept}), then continue with --resume: the step runs again.",
+            )
 
     async def _not_finite(self, step: int, what: str, rollouts: Sequence[Rollout]) -> None:
         self._nonfinite_in_a_row += 1

@@ -14,6 +14,7 @@ from thundersync.engine import Engine
 from thundersync.errors import ConfigError, ThundersyncError
 from thundersync.generate.base import Sampling
 from thundersync.learn import messages as m
+from thundersync.monitor.events import Event, WeightsPublished
 
 PROMPT = [1, 40, 50, 60, 70, 80, 90, 100, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
           25, 26, 27, 28, 29, 30, 31, 32, 33]  # fmt: skip
@@ -113,13 +114,34 @@ async def test_a_world_that_is_down_for_everybody_ends_the_run_instead_of_burnin
     assert len([event for event in events if event["kind"] == "step_opened"]) == 1
 
 
-async def test_leaving_the_engine_early_ends_everything(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    engine = Engine(config(tmp_path, model))
-    with pytest.raises(ZeroDivisionError):
+async def test_an_interrupt_in_a_commit_waits_for_it_and_keeps_it(tmp_path: Path) -> None:
+    """What is saved on the way out is the step that the weights are after, or a resume would make it twice."""
+    published = 0
+
+    def interrupt(event: Event) -> None:
+        nonlocal published
+        published += isinstance(event, WeightsPublished)
+        if published == 3:  # the first is before any step: the second step's commit is made, and not yet told
+            training.cancel()
+
+    async def train() -> None:
         async with engine:
-            worker = engine.parts.workers[0].pid
+            pids.append(engine.parts.workers[0].pid)
             async for _ in engine.steps():
-                raise ZeroDivisionError
-    assert not Path(f"/proc/{worker}").exists()
+                pass
+
+    settings = config(tmp_path, tiny_model(tmp_path / "model"), max_steps=50, ckpt__interval=100)
+    pids: list[int] = []
+    engine = Engine(settings, on_event=interrupt)
+    training = asyncio.create_task(train())
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    rows = [json.loads(line) for line in (engine.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["policy_version"] == 2
+    (saved,) = (engine.run_dir / "checkpoints").glob("step-*")
+    assert saved.name == f"step-{len(rows):06d}"
+    assert json.loads((saved / "state.json").read_text())["policy_version"] == 2
+    assert len(list((engine.run_dir / "rollouts").glob("step-*"))) == len(rows)
+    # And leaving early ends everything.
+    assert not Path(f"/proc/{pids[0]}").exists()
     assert not [t for t in asyncio.all_tasks() if t.get_name() in ("gauges", "gradient-stream", "rollouts")]

@@ -4,6 +4,7 @@ Its programs live as long as every command of the sandbox is this terminal's; an
 checker finds nothing running.
 """
 
+import asyncio
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from sandboxes.errors import RuntimeUnavailable, SandboxGone
 
 PASTE_BYTES = 1 << 20
 """More in one piece is not typing; write a file."""
+PROMPT_S = 10.0
+"""The longest wait for the shell's first prompt."""
 MISSING = 127
 
 
@@ -32,6 +35,11 @@ class Terminal:
             f"start-server ';' set-option -g history-limit {self._history} ';' set-option -g status off ';' "
             f"new-session -d -s main {size} bash --noprofile --norc"
         )
+        # Keys that come before its prompt would be shown twice.
+        waited_s = 0.0
+        while not await self.screen() and waited_s < PROMPT_S:
+            await asyncio.sleep(0.05)
+            waited_s += 0.05
 
     async def press(self, keys: Sequence[str]) -> None:
         """Press keys by tmux's names (`Enter`, `C-c`, `Up`); what is not a name is typed. Raises: SandboxGone."""

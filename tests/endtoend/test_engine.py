@@ -47,7 +47,7 @@ async def test_the_next_steps_samples_come_from_the_new_weights(tmp_path: Path, 
         assert len(seen) == 4
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora: dict[str, int] | None) -> None:
     model = tiny_model(tmp_path / "model")
     changes: dict[str, object] = {"trainer__workers": 2, "max_steps": 2, "stream__verify_every": 1}
@@ -73,7 +73,9 @@ async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora
     assert audits and all("audit_relative_l2" in step.metrics for step in steps if not step.empty)
 
 
-@pytest.mark.parametrize("who", ["engines", "workers", "itself"])
+@pytest.mark.parametrize(
+    "who", ["engines", *(pytest.param(who, marks=pytest.mark.slow) for who in ("workers", "itself"))]
+)
 async def test_a_policy_learns_from_a_teacher_whatever_its_place(tmp_path: Path, who: str) -> None:
     model, other = tiny_model(tmp_path / "model"), tiny_model(tmp_path / "teacher", seed=1)
     teacher: dict[str, object] = {

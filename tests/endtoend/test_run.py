@@ -177,11 +177,10 @@ def test_a_lazy_run_learns_after_the_last_reward_and_a_killed_trainer_ends_it_wi
     assert passes
 
 
-@pytest.mark.vllm
 def test_a_killed_engine_is_restarted_and_the_run_goes_on(start) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=200, engine__backend="vllm")
+    run = start(max_steps=200)
     run.until(lambda events: count(events, "step_committed") > 0)
-    run.child("EngineCore").kill()
+    run.child("transformers_worker").kill()
     run.until(lambda events: any("restarted" in str(event.get("text")) for event in events))
     committed = count(run.read_events(), "step_committed")
     run.until(lambda events: count(events, "step_committed") > committed + 1)

@@ -24,7 +24,7 @@ def test_only_what_a_dead_owner_left_is_ended() -> None:
     elsewhere = waiter(f"{WORD}1:{pid}:{int(started) - 1}")
     nonsense = waiter(f"{WORD}{namespace}:x")
     try:
-        assert end_orphans() >= 1
+        end_orphans()
         assert dead.wait(10) == -9
         assert [process.poll() for process in (mine, elsewhere, nonsense)] == [None, None, None]
     finally:

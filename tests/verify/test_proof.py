@@ -56,7 +56,7 @@ async def test_every_way_of_every_objective_is_found_exact(
     model: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     cfg = config(model, **changes)
-    step = rp.record(42, groups=2, size=5, rewards=(0.0, 1.0), failed=0.1, forked=0.2)
+    step = rp.record(42, groups=3, size=5, rewards=(0.0, 1.0), failed=0.1, forked=0.2)
     proof = await prover(cfg, [link(cfg, model, tmp_path)]).prove(recorded(step))
     assert proof.ok
     assert {finding.same_bits for finding in proof.findings} == {None, True}

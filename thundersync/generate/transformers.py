@@ -260,21 +260,28 @@ class TransformersGenerator:
             assert isinstance(answer, kind)
             return answer
         except asyncio.CancelledError:
-            if not self._dead and self._process is not None and self._process.stdin is not None:
-                self._process.stdin.write(frame(Abort(number=ask.number)))
+            with suppress(EngineDied):
+                self._write(Abort(number=ask.number))
             raise
         finally:
             del self._answers[ask.number]
             self._meter.ended(time.monotonic())
 
     async def _send(self, message: ToWorker) -> None:
-        if self._process is None or self._process.stdin is None:
+        pipe = self._write(message)
+        try:
+            await pipe.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._died() from error
+
+    def _write(self, message: ToWorker) -> asyncio.StreamWriter:
+        if self._dead or self._process is None or self._process.stdin is None:
             raise self._died()
         try:
             self._process.stdin.write(frame(message))
-            await self._process.stdin.drain()
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except RuntimeError as error:  # uvloop's word for a pipe whose end is known already
             raise self._died() from error
+        return self._process.stdin
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Deliver the worker's answers until its pipe ends; then fail everyone who still waits."""

@@ -110,8 +110,10 @@ async def test_a_world_that_is_down_for_everybody_ends_the_run_instead_of_burnin
         checker.write_text("echo no reward at all\n")
     with pytest.raises(ThundersyncError, match="not one of the 6 rollouts of step 0 could be scored"):
         async with Engine(settings) as engine:
+            worker = engine.parts.workers[0].pid
             async for _ in engine.steps():
                 pass
+    assert not Path(f"/proc/{worker}").exists()
     events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
     assert len([event for event in events if event["kind"] == "step_opened"]) == 1
 

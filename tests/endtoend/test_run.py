@@ -177,10 +177,17 @@ def test_a_lazy_run_learns_after_the_last_reward_and_a_killed_trainer_ends_it_wi
     assert passes
 
 
-def test_a_killed_engine_is_restarted_and_the_run_goes_on(start) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=200)
+@pytest.mark.parametrize(
+    ("backend", "process"),
+    [
+        ("transformers", "transformers_worker"),
+        pytest.param("vllm", "EngineCore", marks=[pytest.mark.slow, pytest.mark.vllm]),
+    ],
+)
+def test_a_killed_engine_is_restarted_and_the_run_goes_on(start, backend: str, process: str) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=200, engine__backend=backend)
     run.until(lambda events: count(events, "step_committed") > 0)
-    run.child("transformers_worker").kill()
+    run.child(process).kill()
     run.until(lambda events: any("restarted" in str(event.get("text")) for event in events))
     committed = count(run.read_events(), "step_committed")
     run.until(lambda events: count(events, "step_committed") > committed + 1)

@@ -48,7 +48,7 @@ def test_a_common_test_report_is_read_and_anything_else_is_none() -> None:
         "curl: (6) Could not resolve host: astral.sh",
         "E: Unable to locate package curl",
         "W: Failed to fetch http://archive.ubuntu.com/ubuntu  Temporary failure resolving 'archive.ubuntu.com'",
-        "/tests/test.sh: line 8: /root/.local/bin/env: No such file or directory",
+        "/tests/test.sh: line 8: /home/agent/.local/bin/env: No such file or directory",
         "/tests/test.sh: line 10: uvx: command not found",
         "bash: python3: command not found",
         "sh: 1: curl: not found",

@@ -15,9 +15,10 @@ from tests.verify.rig import config, link, prover, recorded, scored_turns
 from thundersync.core.types import Scored
 from thundersync.errors import NothingToVerify
 from thundersync.learn import messages as m
-from thundersync.learn import parts as parts_module
 from thundersync.learn.branch import Branch
 from thundersync.learn.flat import GradientSink
+from thundersync.learn.parts import CohortParts
+from thundersync.learn.pool import PartPool
 from thundersync.learn.prompts import SharedPrompts
 from thundersync.verify.findings import Proof
 
@@ -201,16 +202,14 @@ Breaking = Callable[[pytest.MonkeyPatch], None]
 
 def wrong_base(patch: pytest.MonkeyPatch) -> None:
     """The reward part is centred on another reward than the one its join assumes."""
-    whole = parts_module.CohortParts.__init__
-    patch.setattr(parts_module.CohortParts, "__init__", lambda self, pool, base: whole(self, pool, base + 0.25))
+    whole = CohortParts.__init__
+    patch.setattr(CohortParts, "__init__", lambda self, pool, base: whole(self, pool, base + 0.25))
 
 
 def scaled_part(patch: pytest.MonkeyPatch) -> None:
     """A part comes back a hundredth of a percent too large."""
-    whole = parts_module.CohortParts._coefficients
-    patch.setattr(
-        parts_module.CohortParts, "_coefficients", lambda self, s: [(p, c * 1.0001) for p, c in whole(self, s)]
-    )
+    whole = CohortParts._coefficients
+    patch.setattr(CohortParts, "_coefficients", lambda self, s: [(p, c * 1.0001) for p, c in whole(self, s)])
 
 
 def lost_prompt(patch: pytest.MonkeyPatch) -> None:
@@ -220,10 +219,8 @@ def lost_prompt(patch: pytest.MonkeyPatch) -> None:
 
 def unclean_host_memory(patch: pytest.MonkeyPatch) -> None:
     """A spilled part does not begin at zero."""
-    whole = parts_module.PartPool._new
-    patch.setattr(
-        parts_module.PartPool, "_new", lambda self, *, spilled: whole(self, spilled=spilled).add_(1e-3 * spilled)
-    )
+    whole = PartPool._new
+    patch.setattr(PartPool, "_new", lambda self, *, spilled: whole(self, spilled=spilled).add_(1e-3 * spilled))
 
 
 @pytest.mark.parametrize(("broken", "seen_in"), [

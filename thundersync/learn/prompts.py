@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thundersync.learn.blocks import NO_LABEL, Block
-from thundersync.learn.parts import Adjoint, add_scaled
+from thundersync.learn.pool import Adjoint, add_scaled
 
 Into = Callable[[int, Callable[[], None]], None]
 """Runs a backward whose gradient goes into the step's sum of that index."""

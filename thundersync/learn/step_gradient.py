@@ -22,7 +22,8 @@ from thundersync.learn.flat import FlatParameters, GradientSink
 from thundersync.learn.forward import Forward
 from thundersync.learn.frozen import FrozenModels
 from thundersync.learn.messages import PassReport, RunHeld, RunPass, RunTurns, SettleHeld, Terms
-from thundersync.learn.parts import Adjoint, CohortParts, PartPool, add_scaled
+from thundersync.learn.parts import CohortParts
+from thundersync.learn.pool import Adjoint, PartPool, add_scaled
 from thundersync.learn.prompts import OpenGroup, SharedPrompts
 from thundersync.learn.terms import Batch, Piece, Weighed, Weighted, batch, cut_row
 

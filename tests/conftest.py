@@ -18,10 +18,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side (`--dist loadgroup`), what is costly to start is started in one process only."""
+    """Where tests run side by side (`--dist loadgroup`), what is costly to start is started in one process only, and
+    what takes longest comes first: the one long queue of sandbox tests mostly waits, beside tests that compute."""
     for item in items:
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: _LONGEST_FIRST.index(_part(item)))
+
+
+_LONGEST_FIRST = ["sandboxes", "vllm", "endtoend", "verify", "learn", "generate", "rest"]
+
+
+def _part(item: pytest.Item) -> str:
+    """Which of `_LONGEST_FIRST` the test is a part of."""
+    names = [_group(item), *item.path.parts]
+    return next((part for part in _LONGEST_FIRST if part in names), "rest")
 
 
 def _group(item: pytest.Item) -> str | None:

@@ -24,10 +24,13 @@ from thundersync.sizes import parameters, trainable
 
 def links(placement: Placement, logs: Path) -> list[WorkerLink]:
     """The coordinator's ends, by rank; no process runs yet."""
-    return [
+    workers = [
         WorkerLink(rank, log_path=logs / f"trainer-{rank}.log", environment=place.environment(child_environment({})))
         for rank, place in enumerate(placement.trainers)
     ]
+    for worker in workers:
+        worker.fellows = workers
+    return workers
 
 
 def setups(

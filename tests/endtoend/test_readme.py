@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 REPO = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["steps", "generate", "rollout"])
+@pytest.mark.parametrize("name", ["steps", "rollout"])
 def test_the_readmes_example_runs(name: str, tmp_path: Path) -> None:
     raw = raw_config(tmp_path, tiny_model(tmp_path / "model"), max_steps=1)
     raw["eval"] = {"env": {"path": "starter/eval"}, "num_examples": 1}

@@ -87,26 +87,45 @@ def test_a_run_commits_publishes_and_leaves_its_folder_and_nothing_else(start, t
     assert "step 3/3 committed" in seen.stdout
 
 
-@pytest.mark.vllm
-@pytest.mark.parametrize("moment", ["starting", "generating"])
-def test_ctrl_c_leaves_nothing(start, moment: str) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=200, engine__backend="vllm")
+@pytest.mark.parametrize(
+    ("moment", "backend"),
+    [
+        ("starting", "transformers"),
+        pytest.param("starting", "vllm", marks=[pytest.mark.slow, pytest.mark.vllm]),
+        pytest.param("generating", "vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_ctrl_c_leaves_nothing(start, moment: str, backend: str) -> None:  # type: ignore[no-untyped-def]
+    run = start(max_steps=200, engine__backend=backend)
     run.until(lambda events: count(events, "turn_started") > 3 if moment == "generating" else "starting" in run.text())
     run.signal(signal.SIGINT)
     assert run.wait(limit_s=60) == 130, run.text()
     assert run.left_behind() == []
 
 
-def test_after_ctrl_c_a_second_run_starts_at_once_and_a_closed_terminal_ends_it_in_order(start) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=200)
+@pytest.mark.parametrize(
+    ("backend", "process"),
+    [
+        ("transformers", "transformers_worker"),
+        pytest.param("vllm", "EngineCore", marks=[pytest.mark.slow, pytest.mark.vllm]),
+    ],
+)
+def test_a_killed_engine_is_restarted_and_after_ctrl_c_a_second_run_starts_at_once(  # type: ignore[no-untyped-def]
+    start, backend: str, process: str
+) -> None:
+    run = start(max_steps=200, engine__backend=backend)
     run.until(lambda events: count(events, "step_committed") > 0)
+    run.child(process).kill()
+    run.until(lambda events: any("restarted" in str(event.get("text")) for event in events))
+    committed = count(run.read_events(), "step_committed")
+    run.until(lambda events: count(events, "step_committed") > committed + 1)
     run.signal(signal.SIGINT)
     assert run.wait(limit_s=60) == 130, run.text()
     assert run.left_behind() == []
     first = len(rows(run))
     again = start("--resume")
     again.until(lambda events: count(events, "step_committed") > first)
-    again.signal(signal.SIGHUP)
+    again.signal(signal.SIGHUP)  # its terminal closes
     assert again.wait(limit_s=60) == 130, again.text()
     assert again.left_behind() == []
     saved = sorted((run.events.parent / "checkpoints").glob("step-*"))
@@ -175,25 +194,6 @@ def test_a_lazy_run_learns_after_the_last_reward_and_a_killed_trainer_ends_it_wi
             passes += 1
             assert landed == 6
     assert passes
-
-
-@pytest.mark.parametrize(
-    ("backend", "process"),
-    [
-        ("transformers", "transformers_worker"),
-        pytest.param("vllm", "EngineCore", marks=[pytest.mark.slow, pytest.mark.vllm]),
-    ],
-)
-def test_a_killed_engine_is_restarted_and_the_run_goes_on(start, backend: str, process: str) -> None:  # type: ignore[no-untyped-def]
-    run = start(max_steps=200, engine__backend=backend)
-    run.until(lambda events: count(events, "step_committed") > 0)
-    run.child(process).kill()
-    run.until(lambda events: any("restarted" in str(event.get("text")) for event in events))
-    committed = count(run.read_events(), "step_committed")
-    run.until(lambda events: count(events, "step_committed") > committed + 1)
-    run.signal(signal.SIGINT)
-    assert run.wait(limit_s=60) == 130, run.text()
-    assert run.left_behind() == []
 
 
 def test_a_second_run_of_the_same_name_is_refused_with_a_remedy(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,8 @@ R = TypeVar("R", bound=m.Reply)
 START_LIMIT_S = 600.0
 """For a hang only: a death is noticed at once, and libraries on a cold or shared disk may take minutes to load."""
 END_LIMIT_S = 10.0
+FELLOW_LIMIT_S = 1.0
+"""For the kernel to tell that another worker has ended."""
 
 
 class WorkerLink:
@@ -57,6 +60,8 @@ class WorkerLink:
         self._decoder = msgspec.msgpack.Decoder(m.AnyReply)
         self._busy_s = 0.0
         self._busy_since_s: float | None = None
+        self.fellows: Sequence[WorkerLink] = ()
+        """All workers that compute together with this one."""
 
     @property
     def pid(self) -> int:
@@ -110,6 +115,8 @@ class WorkerLink:
                 remedy="Free space on that disk, then continue with --resume.",
             )
         if isinstance(reply, m.Broken):
+            if reply.by_another and (culprit := await self._killed_fellow()):
+                raise culprit
             raise self._lost(f"broke on {type(request).__name__}: {reply.error}")
         raise self._lost(f"answered {type(reply).__name__} to {type(request).__name__}")
 
@@ -161,11 +168,23 @@ class WorkerLink:
             if message.done():
                 return message.result()
             if death.done():
-                raise self._lost(f"ended with code {death.result()} during {what}")
+                raise self._lost(f"{_ending(death.result())} during {what}")
             raise self._lost(f"did not answer {what} within {limit_s:.0f} s")
         finally:
             for waiting in (message, death):
                 waiting.cancel()
+
+    async def _killed_fellow(self) -> WorkerLost | None:
+        """The error of the worker that was killed, if this one broke only because that one went away."""
+        for fellow in self.fellows:
+            process = fellow._process
+            if fellow is self or process is None:
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FELLOW_LIMIT_S):
+                    if (code := await process.wait()) not in (0, 1):
+                        return fellow._lost(_ending(code))
+        return None
 
     @property
     def arena_path(self) -> Path:
@@ -177,6 +196,12 @@ class WorkerLink:
             f"trainer worker {self.index} (process {self.pid}) {what}\n{log_tail(self._log_path)}",
             remedy=f"The whole log is {self._log_path}. Continue from the last checkpoint with --resume.",
         )
+
+
+def _ending(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (by hand, or by the system when memory ran out)"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def _private_folder() -> Path:

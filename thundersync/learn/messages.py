@@ -326,6 +326,8 @@ class Broken(Reply, frozen=True, kw_only=True, tag="broken"):
 
     error: str
     traceback: str
+    by_another: bool = False
+    """It could not go on because another worker went away."""
 
 
 AnyReply: TypeAlias = Ready | PassReport | Done | Committed | Comparison | Scores | NotSaved | Broken

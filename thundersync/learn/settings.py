@@ -1,5 +1,7 @@
 """What a trainer worker is told once, as plain values: importable without torch, so that messages can carry them."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 
@@ -12,8 +14,8 @@ class OptimSettings(Struct, frozen=True, kw_only=True):
     weight_decay: float
     max_grad_norm: float
     """The gradient's L2 norm is cut to this before the step."""
-    scheduler: str
-    """`constant`, `linear` or `cosine`, each after a linear warm-up."""
+    scheduler: Literal["constant", "linear", "cosine"]
+    """Each after a linear warm-up."""
     warmup_steps: int
     max_steps: int
     offload: bool = False

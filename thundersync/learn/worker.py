@@ -24,7 +24,7 @@ from thundersync.generate.base import WeightArena
 from thundersync.generate.child import end_with_parent, pin
 from thundersync.learn import messages as m
 from thundersync.learn.checkpoint import load_optimizer, save_checkpoint
-from thundersync.learn.collective import Ranks
+from thundersync.learn.collective import Ranks, RanksLost
 from thundersync.learn.flat import FlatParameters
 from thundersync.learn.frozen import FrozenModels
 from thundersync.learn.lora import has_adapter, published_parameters, without_adapter
@@ -210,7 +210,11 @@ def serve(endpoint: str, parent: int, folder: Path) -> None:
                 reply = worker.answer(request)
             except BaseException as error:
                 traceback.print_exc()
-                broken = m.Broken(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+                broken = m.Broken(
+                    error=f"{type(error).__name__}: {error}",
+                    traceback=traceback.format_exc(),
+                    by_another=isinstance(error, RanksLost),
+                )
                 socket.send_multipart((number, encoder.encode(broken)))
                 raise
             socket.send_multipart((number, encoder.encode(reply)))

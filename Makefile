@@ -19,7 +19,7 @@ quickstart: setup
 
 test:
 	$(PYTHON) tools/setup.py --tests
-	$(PY) -m pytest -n 3 --dist loadgroup
+	$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 lint: setup
 	$(PY) -m ruff check .

@@ -17,6 +17,7 @@ settings.register_profile("search", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run side by side (`--dist loadgroup`), what is costly to start is started in one process only, and
     what takes longest comes first: the one long queue of sandbox tests mostly waits, beside tests that compute."""

@@ -43,6 +43,7 @@ def moved(before: list[float], after: list[float]) -> bool:
 @pytest.mark.vllm
 async def test_the_next_steps_samples_come_from_the_new_weights(tmp_path: Path) -> None:
     async with Engine(config(tmp_path, tiny_model(tmp_path / "model"), engine__backend="vllm")) as engine:
+        assert engine.parts.generators[0].name == "vllm"
         seen = [await audited(engine)]
         async for step in engine.steps():
             seen.append(await audited(engine))
@@ -63,6 +64,7 @@ async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora
             steps.append(step)
             seen.append(await audited(engine))
             assert (seen[-2] != seen[-1]) != step.empty
+            assert step.empty or lora or moved(seen[-2], seen[-1])
     assert len(list((engine.run_dir / "checkpoints").glob("step-*/optimizer/shard-*"))) == 4
     # Each live step was audited before its commit.
     events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]

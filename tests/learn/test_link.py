@@ -34,9 +34,7 @@ sys.exit(1)
 
 
 async def test_the_worker_that_was_killed_is_named_and_not_the_one_that_missed_it(tmp_path: Path) -> None:
-    workers = [stand_in(rank, program, tmp_path) for rank, program in enumerate((LEFT_ALONE, KILLED, LEFT_ALONE))]
-    for worker in workers:
-        worker.fellows = workers
+    workers = stand_ins(tmp_path, LEFT_ALONE, KILLED, LEFT_ALONE)
     try:
         await asyncio.gather(*(worker.start(m.Stop()) for worker in workers))  # type: ignore[arg-type]
         told = await asyncio.gather(
@@ -51,9 +49,7 @@ async def test_the_worker_that_was_killed_is_named_and_not_the_one_that_missed_i
 
 
 async def test_a_worker_that_missed_one_that_nobody_killed_tells_its_own_error(tmp_path: Path) -> None:
-    workers = [stand_in(rank, LEFT_ALONE, tmp_path) for rank in range(2)]
-    for worker in workers:
-        worker.fellows = workers
+    workers = stand_ins(tmp_path, LEFT_ALONE, LEFT_ALONE)
     try:
         await asyncio.gather(*(worker.start(m.Stop()) for worker in workers))  # type: ignore[arg-type]
         with pytest.raises(WorkerLost, match=r"trainer worker 0 .* RanksLost: a peer closed"):
@@ -62,9 +58,9 @@ async def test_a_worker_that_missed_one_that_nobody_killed_tells_its_own_error(t
         await asyncio.gather(*(worker.close() for worker in workers))
 
 
-def stand_in(rank: int, program: str, folder: Path) -> WorkerLink:
-    class StandIn(WorkerLink):
-        pass
-
-    StandIn.program = ("-c", program)
-    return StandIn(rank, log_path=folder / f"{rank}.log", environment={"PYTHONPATH": os.pathsep.join(sys.path)})
+def stand_ins(folder: Path, *programs: str) -> list[WorkerLink]:
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [WorkerLink(r, log_path=folder / f"{r}.log", environment=environment) for r in range(len(programs))]
+    for worker, program in zip(workers, programs, strict=True):
+        worker.program, worker.fellows = ("-c", program), workers
+    return workers

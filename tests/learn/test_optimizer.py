@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import get_scheduler
 
 from tests.learn.rank_processes import RankProcesses
 from thundersync.learn.collective import Ranks
 from thundersync.learn.flat import FlatParameters
-from thundersync.learn.optimizer import Optimizer, rate_factor
+from thundersync.learn.optimizer import Optimizer
 from thundersync.learn.settings import OptimSettings
 
 STEPS = 6
@@ -55,19 +54,6 @@ def train(ranks: Ranks, dtype: torch.dtype, **changes: Any) -> tuple[list[float]
         norms.append(norm)
         rates.append(optimizer.step())
     return flat.buffer.float().tolist(), norms, rates
-
-
-@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_learning_rates_are_those_of_transformers_schedules(scheduler: Any, warmup: int) -> None:
-    chosen = settings(scheduler=scheduler, warmup_steps=warmup)
-    adamw = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=chosen.lr)
-    name = "constant_with_warmup" if scheduler == "constant" else scheduler
-    theirs = get_scheduler(name, adamw, num_warmup_steps=warmup, num_training_steps=chosen.max_steps)
-    for step in range(chosen.max_steps + 1):
-        assert chosen.lr * rate_factor(chosen, step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
-        adamw.step()
-        theirs.step()
 
 
 def relative(got: list[float], expected: list[float]) -> float:

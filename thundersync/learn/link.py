@@ -176,14 +176,13 @@ class WorkerLink:
 
     async def _killed_fellow(self) -> WorkerLost | None:
         """The error of the worker that was killed, if this one broke only because that one went away."""
-        for fellow in self.fellows:
-            process = fellow._process
-            if fellow is self or process is None:
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FELLOW_LIMIT_S):
-                    if (code := await process.wait()) not in (0, 1):
-                        return fellow._lost(_ending(code))
+        deadline_s = time.monotonic() + FELLOW_LIMIT_S
+        while time.monotonic() < deadline_s:
+            for fellow in self.fellows:
+                code = fellow._process.returncode if fellow._process is not None else None
+                if code not in (None, 0, 1):
+                    return fellow._lost(_ending(code))
+            await asyncio.sleep(0.05)
         return None
 
     @property

@@ -6,30 +6,16 @@ nothing of what the gradient is made of.
 
 from __future__ import annotations
 
-from math import cos, pi, sqrt
+from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from thundersync.learn.collective import Ranks
 from thundersync.learn.flat import FlatParameters
 from thundersync.learn.settings import OptimSettings
-
-
-def rate_factor(settings: OptimSettings, step: int) -> float:
-    """What the learning rate of optimizer step `step` (from 0) is multiplied with: up from 0 in the warm-up, then down
-    to 0 at `max_steps` unless constant."""
-    if step < settings.warmup_steps:
-        return step / settings.warmup_steps
-    left = max(0.0, (settings.max_steps - step) / max(1, settings.max_steps - settings.warmup_steps))
-    match settings.scheduler:
-        case "constant":
-            return 1.0
-        case "linear":
-            return left
-        case "cosine":
-            return 0.5 * (1.0 - cos(pi * left))
 
 
 class Optimizer:
@@ -61,7 +47,12 @@ class Optimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.schedule = LambdaLR(self.adamw, lambda step: rate_factor(settings, step))
+        self.schedule: Any = get_scheduler(
+            "constant_with_warmup" if settings.scheduler == "constant" else settings.scheduler,
+            self.adamw,
+            num_warmup_steps=settings.warmup_steps,
+            num_training_steps=settings.max_steps,
+        )
 
     @torch.no_grad()
     def reduce(self, gradient: Tensor) -> tuple[float, bool]:

@@ -1,7 +1,5 @@
 """What a trainer worker is told once, as plain values: importable without torch, so that messages can carry them."""
 
-from typing import Literal
-
 from msgspec import Struct
 
 
@@ -14,8 +12,8 @@ class OptimSettings(Struct, frozen=True, kw_only=True):
     weight_decay: float
     max_grad_norm: float
     """The gradient's L2 norm is cut to this before the step."""
-    scheduler: Literal["constant", "linear", "cosine"]
-    """Each after a linear warm-up."""
+    scheduler: str
+    """`constant`, `linear` or `cosine`, each after a linear warm-up."""
     warmup_steps: int
     max_steps: int
     offload: bool = False

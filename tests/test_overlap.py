@@ -17,6 +17,7 @@ from tests.tiny import tiny_model
 from thundersync.config import RolloutConfig
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import Objective
+from thundersync.core.ready_queue import PartRoom
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import Message, SampledTurn
 from thundersync.learn import messages as m
@@ -163,7 +164,7 @@ async def test_a_rollouts_backward_starts_while_its_checker_runs(worker: Worker)
         prefix=[],
         shares_prompts=True,
         max_tokens=100_000,
-        max_parts=4,
+        parts=PartRoom(most=4),
         stall_timeout_s=LIMIT_S,
         emit=gate.emit,
     )

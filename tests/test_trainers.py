@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from thundersync import trainers
-from thundersync.budget import EVERY_PART, GPU_SHARE, part_budget
+from thundersync.budget import EVERY_PART, SHARE, part_budget
 from thundersync.config_file import config_from
+from thundersync.core.ready_queue import PartRoom
+from thundersync.forecast.memory import Decoder, activation_bytes
 from thundersync.learn import messages as m
 from thundersync.placement import place
 
@@ -46,6 +50,33 @@ def test_by_default_parts_take_a_twentieth_of_a_gpu_workers_memory_and_the_rest_
     whole, learning = 1_000_000, 10_000
     budget = part_budget(config, whole=whole, learning=learning, width=2, workers=1, on_gpus=True)
     held = 2 * whole + learning * (2 + 4 + 8 + 4)  # weights, adapter, master weights, moments, gradient
-    assert budget.resident == int(GPU_SHARE * held / (4 * learning)) == 2
-    assert budget.most > budget.resident
-    assert part_budget(config, whole=whole, learning=learning, width=2, workers=1, on_gpus=False).resident == EVERY_PART
+    assert budget.resident == int(SHARE * held / (4 * learning)) == 2
+    assert budget.room.most > budget.resident
+    assert budget.room.tokens == 0
+
+
+DECODER = Decoder(
+    layers=2, hidden=16, intermediate=32, heads=4, kv_heads=2, head_size=4, vocabulary=100,
+)  # fmt: skip
+
+
+def test_by_default_a_part_takes_the_place_of_activations_on_a_cpu() -> None:
+    config = config_from({"model": {"name": "m"}, "env": {"path": "p"}})
+    whole = 1_000_000
+    budget = part_budget(
+        config, whole=whole, learning=whole, width=4, workers=1, on_gpus=False, decoder=DECODER
+    )  # fmt: skip
+    token = activation_bytes(DECODER, tokens=1, width=4, checkpointing=False)
+    assert budget.resident == budget.room.most == EVERY_PART
+    assert budget.room.tokens == 4 * whole / token
+    assert budget.room.spare == pytest.approx(SHARE * (4 + 8 + 4) * whole / token)  # of weights, moments, gradient
+
+
+@pytest.mark.parametrize(("given_gib", "decoder", "most"), [(3.5, DECODER, 3), (3.5, None, 3), (0.0, None, 0)])
+def test_given_memory_is_for_parts_alone_and_without_it_an_unknown_model_streams_none_of_a_group(
+    given_gib: float, decoder: Decoder | None, most: int
+) -> None:
+    config = config_from({"model": {"name": "m"}, "env": {"path": "p"}, "stream": {"partials_gib": given_gib}})
+    whole = 2**28
+    budget = part_budget(config, whole=whole, learning=whole, width=4, workers=1, on_gpus=False, decoder=decoder)
+    assert budget.room == PartRoom(most=most)

@@ -23,7 +23,6 @@ from thundersync.ahead import Ahead, sandbox_gauge
 from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, EnvConfig
 from thundersync.core.objective import SeparableObjective
-from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.core.types import FinalContent, SampledTurn, Task
 from thundersync.endpoint import Door, open_door
 from thundersync.environments import with_environments
@@ -61,6 +60,7 @@ from thundersync.rollout.without_sandboxes import WithoutSandboxes
 from thundersync.rundir import RunFolder
 from thundersync.score.teacher import SelfTeacher
 from thundersync.score.turns import TurnScorer, held_teacher
+from thundersync.sizes import decoder_in
 from thundersync.step import StepDriver
 from thundersync.tasks.load import load_env
 from thundersync.tasks.own import source_of
@@ -313,7 +313,7 @@ async def build(
         workers=workers,
         shares_prompts=ready.shares_prompts,
         prompt_ids=prompt_ids,
-        max_parts=trainers.parts_allowed(config, placement, shapes=shapes).most,
+        parts=trainers.parts_allowed(config, placement, shapes=shapes, decoder=decoder_in(base_of(model_path))).room,
         policy_version=state.policy_version,
         emit=emit,
         keep=folder.write_rollouts,
@@ -321,7 +321,7 @@ async def build(
         auditor=auditor,
         objective=own.objective,
     )
-    if scorer is None and config.stream.mode == "stream" and driver.max_parts < PARTS_PER_COHORT:
+    if scorer is None and config.stream.mode == "stream" and not driver.parts.most:
         text = (
             "stream.partials_gib holds no parts of an open group: backwards wait until a group's rewards are complete "
             "(exact, but with less overlap)"

@@ -1,17 +1,18 @@
 """How many gradient parts of open groups a trainer worker may hold: on its device, and in all.
 
-What lies on a GPU by default is a twentieth of what the worker holds anyway, so that streaming takes hardly more memory
-there than a lazy trainer; the rest moves to host memory. A CPU's parts are in host memory already. Knows sizes only.
+By default streaming takes hardly more memory than a lazy trainer would. On a GPU a twentieth of what the worker holds
+anyway is for parts, and the rest of them moves to host memory. On a CPU there is nowhere to move to: there a part takes
+the place of activations, and passes are smaller beside it. Knows sizes only.
 """
 
 from msgspec import Struct
 
 from thundersync.config import Config
-from thundersync.forecast.memory import FLOAT32, learning_items
+from thundersync.core.ready_queue import PartRoom
+from thundersync.forecast.memory import FLOAT32, Decoder, activation_bytes, learning_items, total
 from thundersync.recipe import objective_of
 
-GPU_SHARE = 0.05
-CPU_GIB = 8.0
+SHARE = 0.05
 EVERY_PART = 1_000_000
 
 
@@ -20,17 +21,24 @@ class PartBudget(Struct, frozen=True, kw_only=True):
 
     resident: int
     """On its device; what is lent beyond that lies in host memory."""
-    most: int
+    room: PartRoom
 
 
-def part_budget(config: Config, *, whole: int, learning: int, width: int, workers: int, on_gpus: bool) -> PartBudget:
-    """`whole` and `learning` are parameters, `width` bytes of one in the model's dtype."""
-    part = FLOAT32 * learning
-    if not on_gpus:
-        return PartBudget(resident=EVERY_PART, most=int((config.stream.partials_gib or CPU_GIB) * 2**30 / part))
-    held = sum(
-        item.size
-        for item in learning_items(
+def part_budget(
+    config: Config,
+    *,
+    whole: int,
+    learning: int,
+    width: int,
+    workers: int,
+    on_gpus: bool,
+    decoder: Decoder | None = None,
+) -> PartBudget:
+    """`whole` and `learning` are parameters, `width` bytes of one in the model's dtype. Without a `decoder` the
+    activations are not known, and no part takes their place."""
+    part, given = FLOAT32 * learning, config.stream.partials_gib * 2**30
+    held = total(
+        learning_items(
             whole=whole,
             learning=learning,
             width=width,
@@ -38,9 +46,14 @@ def part_budget(config: Config, *, whole: int, learning: int, width: int, worker
             reference=bool(config.algo.kl_coef) and config.model.lora is None,
             sums=objective_of(config).sums.count,
             workers=workers,
-            offload=config.optim.offload,
+            offload=config.optim.offload and on_gpus,
         )
-        if item.where == "device"
     )
-    here = config.stream.partials_gib * 2**30 or GPU_SHARE * held
-    return PartBudget(resident=int(here / part), most=int(here / part) + int(config.stream.spill_gib * 2**30 / part))
+    here = int((given or SHARE * held) / part)
+    if on_gpus:
+        return PartBudget(resident=here, room=PartRoom(most=here + int(config.stream.spill_gib * 2**30 / part)))
+    if given or decoder is None:
+        return PartBudget(resident=EVERY_PART, room=PartRoom(most=here))
+    token = activation_bytes(decoder, tokens=1, width=width, checkpointing=config.trainer.activation_checkpointing)
+    room = PartRoom(most=EVERY_PART, tokens=part / token, spare=SHARE * held / token)
+    return PartBudget(resident=EVERY_PART, room=room)

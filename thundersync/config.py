@@ -196,11 +196,12 @@ class StreamConfig(Section, frozen=True, kw_only=True):
     release: Literal["reward", "content"] = "reward"
     """When a rollout's backward may start: once its reward is known, or already while its checker runs."""
     partials_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Memory per trainer worker for the parts of open groups. 0 = on a GPU a twentieth of what the worker holds anyway,
-    on a CPU 8."""
+    """Memory per trainer worker for the parts of open groups. 0 = hardly more than a lazy trainer has: on a GPU a
+    twentieth of what the worker holds anyway; on a CPU a part takes the place of activations, and passes are smaller
+    beside it."""
     spill_gib: Annotated[float, Meta(ge=0, le=1e6)] = 32.0
     """On GPUs: host memory per trainer worker for parts beyond `partials_gib`; beyond that, pieces wait as tokens until
-    their group is complete. A CPU's parts are in host memory already."""
+    their group is complete. On a CPU they wait at once."""
     verify_every: NonNegative = 0
     """Steps between audits of a live step against its one-piece gradient; 0 = none."""
 

@@ -14,7 +14,7 @@ from thundersync.generate.manifest import read_manifest
 from thundersync.models import base_of, resolve_model
 from thundersync.placement import Placement, place_here
 from thundersync.recipe import objective_of
-from thundersync.sizes import parameters, trainable
+from thundersync.sizes import decoder_in, parameters, trainable
 from thundersync.trainers import parts_allowed
 
 _KL = {
@@ -115,7 +115,8 @@ def _memory(config: Config, placement: Placement) -> str:
     if not (Path(config.model.name).is_dir() or config.model.name.startswith("package:")):
         return f"Memory: not known before {config.model.name} is downloaded."
     try:
-        shapes = read_manifest(base_of(resolve_model(config.model.name))).shapes
+        folder = base_of(resolve_model(config.model.name))
+        shapes = read_manifest(folder).shapes
     except ThundersyncError as error:
         return f"Memory: unknown until the model is there ({error.message})."
     whole, learning, workers = parameters(shapes), trainable(shapes, config.model.lora), len(placement.trainers)
@@ -136,8 +137,8 @@ def _memory(config: Config, placement: Placement) -> str:
     cohorts = 0 if config.algo.type in DISTILLING else config.algo.prompts_per_step
     if objective_of(config).cohort == "step":
         cohorts = 1
-    budget = parts_allowed(config, placement, shapes=shapes)
-    most_parts = min(PARTS_PER_COHORT * cohorts, budget.resident, budget.most)
+    budget = parts_allowed(config, placement, shapes=shapes, decoder=decoder_in(folder))
+    most_parts = 0 if budget.room.tokens else min(PARTS_PER_COHORT * cohorts, budget.resident, budget.room.most)
     about = "about " if config.model.lora else ""
     text = f"Memory: {whole / 1e6:.1f} million parameters"
     text += f", {about}{learning / 1e6:.1f} million of them in adapters that learn. " if config.model.lora else ". "
@@ -146,7 +147,10 @@ def _memory(config: Config, placement: Placement) -> str:
     text += ", ".join(f"{name} {_gib(size)}" for name, size in on_device.items())
     if most_parts:
         text += f", at most {most_parts} parts of open groups of {_gib(part)} each"
-    text += "; activations come on top."
+    if budget.room.tokens and cohorts:
+        text += f". Activations come on top; parts of open groups, {_gib(part)} each, take their place."
+    else:
+        text += "; activations come on top."
     if in_host:
         text += f" In host memory {_gib(sum(in_host.values()))}: {', '.join(in_host)}."
     if any(teacher.topk == -1 for teacher in config.teacher):

@@ -1,12 +1,15 @@
-"""How much a model weighs, told from the shapes in its files: parameters in all, and those that are trained.
+"""How much a model weighs, told from its files: parameters in all, those that are trained, and a decoder's sizes.
 
 For estimates before anything is loaded. Linear layers are recognised by their shape, so adapters are counted nearly.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 
 from thundersync.config import LoraConfig
+from thundersync.forecast.memory import Decoder, decoder_of
 
 ALL_LINEAR = "all-linear"
 _NO_ADAPTER = ("embed_tokens", "lm_head")
@@ -22,6 +25,14 @@ def trainable(shapes: Mapping[str, Sequence[int]], lora: LoraConfig | None) -> i
     if lora is None:
         return parameters(shapes)
     return sum(lora.rank * sum(shape) for name, shape in shapes.items() if _adapted(name, shape, lora.target_modules))
+
+
+def decoder_in(folder: Path) -> Decoder | None:
+    """None: its config.json is not of a decoder that is known here. Raises: OSError."""
+    try:
+        return decoder_of(json.loads((folder / "config.json").read_bytes()))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _adapted(name: str, shape: Sequence[int], targets: Sequence[str]) -> bool:

@@ -22,6 +22,7 @@ from sandboxes.shield import finish
 from thundersync.config import Config
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import SeparableObjective
+from thundersync.core.ready_queue import PartRoom
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import (
     Failed,
@@ -97,7 +98,7 @@ class StepDriver:
         workers: Sequence[WorkerLink],
         shares_prompts: bool,
         prompt_ids: Callable[[Task], list[int]],
-        max_parts: int,
+        parts: PartRoom,
         policy_version: int,
         emit: Callable[[AnyEvent], None],
         keep: Callable[[int, Sequence[Rollout]], Awaitable[Path]],
@@ -105,7 +106,7 @@ class StepDriver:
         auditor: Auditor | None = None,
         objective: SeparableObjective | None = None,
     ) -> None:
-        """`max_parts`: of open cohorts, in each worker. `keep` writes the rollouts of a step that went wrong, and says
+        """`parts`: in each worker. `keep` writes the rollouts of a step that went wrong, and says
         where. With a `scorer`, turns are distilled instead of rewarded; an
         `auditor` looks at some steps right before their commit."""
         self._config = config
@@ -116,7 +117,7 @@ class StepDriver:
         self.shares_prompts = shares_prompts
         self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
-        self.max_parts = max_parts
+        self.parts = parts
         self._keep = keep
         self.scorer = scorer
         self._auditor = auditor
@@ -296,7 +297,7 @@ class StepDriver:
             shares_prompts=self.shares_prompts,
             mode=self._config.stream.mode,
             max_tokens=self._config.trainer.micro_batch_tokens,
-            max_parts=self.max_parts,
+            parts=self.parts,
             stall_timeout_s=self._config.stall_timeout_s,
             emit=self._emit,
             kl_in_reward=kl_in_reward(self._config),

@@ -13,6 +13,7 @@ from thundersync.budget import PartBudget, part_budget
 from thundersync.config import Config
 from thundersync.core.objective import SeparableObjective
 from thundersync.errors import ConfigError
+from thundersync.forecast.memory import Decoder
 from thundersync.generate.child import child_environment
 from thundersync.learn import messages as m
 from thundersync.learn.link import WorkerLink
@@ -51,7 +52,7 @@ def setups(
             f"{model_path} is an adapter: algo.kl_coef needs the policy that the run begins with, merged, beside it",
             remedy="Merge it into its base with peft's merge_and_unload and name that folder, or leave out the KL.",
         )
-    resident = parts_allowed(config, placement, shapes=shapes).resident
+    resident = parts_allowed(config, placement, shapes=shapes, decoder=None).resident
     return [
         m.Setup(
             model_path=str(model_path),
@@ -79,7 +80,9 @@ def setups(
     ]
 
 
-def parts_allowed(config: Config, placement: Placement, *, shapes: Mapping[str, Sequence[int]]) -> PartBudget:
+def parts_allowed(
+    config: Config, placement: Placement, *, shapes: Mapping[str, Sequence[int]], decoder: Decoder | None
+) -> PartBudget:
     """Of open groups, in each worker; `shapes` are the model's tensors."""
     return part_budget(
         config,
@@ -88,6 +91,7 @@ def parts_allowed(config: Config, placement: Placement, *, shapes: Mapping[str, 
         width=2 if placement.dtype == "bfloat16" else 4,
         workers=len(placement.trainers),
         on_gpus=placement.on_gpus,
+        decoder=decoder,
     )
 
 

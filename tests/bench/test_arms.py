@@ -23,6 +23,7 @@ from thundersync.bench.results import Results, operations, results_of
 from thundersync.bench.workload import Workload, drawn
 from thundersync.config import BenchArm, BenchConfig, Config
 from thundersync.config_file import config_from
+from thundersync.core.ready_queue import PartRoom
 from thundersync.learn.worker import Worker
 from thundersync.monitor import events as e
 from thundersync.plan.runs import rules
@@ -82,7 +83,7 @@ class Rig:
             workers=self.crew.workers,
             shares_prompts=True,
             prompt_ids=self.script.prompt_ids,
-            max_parts=100,
+            parts=PartRoom(most=100),
             policy_version=0,
             emit=self.events.append,
             keep=None,  # type: ignore[arg-type]

@@ -1,5 +1,3 @@
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from thundersync.core.holds import settlements
 from thundersync.core.ledger import Ledger
 from thundersync.core.members import Hold, MemberState
 from thundersync.core.objective import Objective, Tally
+from thundersync.core.ready_queue import PartRoom
 from thundersync.errors import LedgerError
 
 OBJECTIVES = {
@@ -42,7 +41,7 @@ def score(ledger: Ledger, rollout_id: str, reward: float, tokens: int = 10) -> N
 
 
 def next_pass(ledger: Ledger, max_parts: int = 99, max_tokens: int = 1000, worker: int = 0) -> ready_queue.Pass | None:
-    return ready_queue.next_pass(ledger, max_tokens=max_tokens, max_parts=max_parts, worker=worker)
+    return ready_queue.next_pass(ledger, max_tokens=max_tokens, parts=PartRoom(most=max_parts), worker=worker)
 
 
 def begin(ledger: Ledger, ids: list[str], *, in_part: bool, worker: int = 0) -> None:
@@ -115,12 +114,65 @@ def test_known_advantages_go_first_then_mixed_groups_with_parts_then_new_ones() 
 def test_without_room_for_parts_a_piece_waits_until_its_group_is_complete() -> None:
     ledger = a_ledger(groups=1)
     score(ledger, "g0-0", 1.0)
-    assert next_pass(ledger, max_parts=1) is None
+    assert next_pass(ledger, max_parts=0) is None
     for i in range(1, 4):
         score(ledger, f"g0-{i}", 0.0)
     chosen = next_pass(ledger, max_parts=0)
     assert chosen is not None
     assert chosen.advantages is not None
+
+
+def test_the_last_part_serves_one_reward_and_the_others_wait_until_their_group_is_complete() -> None:
+    ledger = a_ledger(groups=2)
+    for group in ("g0", "g1"):
+        score(ledger, f"{group}-0", 0.0)
+        score(ledger, f"{group}-1", 1.0)
+        score(ledger, f"{group}-2", 0.0)
+    chosen = next_pass(ledger, max_parts=1)
+    assert chosen is not None
+    assert (chosen.rollout_ids, chosen.advantages) == (["g0-0", "g0-2"], None)
+    begin(ledger, chosen.rollout_ids, in_part=True)
+    assert next_pass(ledger, max_parts=1) is None
+    assert next_pass(ledger, max_parts=2).rollout_ids == ["g0-1"]  # type: ignore[union-attr]
+    ledger.worked(chosen.rollout_ids)
+    score(ledger, "g0-3", 1.0)
+    chosen = next_pass(ledger, max_parts=1)
+    assert chosen is not None
+    assert (chosen.rollout_ids, chosen.advantages is None) == (["g0-1", "g0-3"], False)
+    begin(ledger, chosen.rollout_ids, in_part=False)
+    ledger.worked(chosen.rollout_ids)
+    assert ledger.closings()[0].cohort_id == "g0"
+    assert next_pass(ledger, max_parts=1).rollout_ids == ["g1-0", "g1-2"]  # type: ignore[union-attr]
+
+
+SHARED = PartRoom(most=99, tokens=30, spare=10)
+"""A part is as large as the activations of 30 tokens."""
+
+
+def test_where_parts_share_memory_with_passes_a_pass_beside_a_part_is_smaller() -> None:
+    """A lazy step's largest pass would have 4 x 20 tokens: beside a part it may have 80 + 10 - 30."""
+    ledger = a_ledger(groups=2)
+    score(ledger, "g0-0", 0.0, tokens=20)
+    chosen = ready_queue.next_pass(ledger, max_tokens=1000, parts=SHARED)
+    assert chosen is not None
+    begin(ledger, chosen.rollout_ids, in_part=True)
+    ledger.worked(chosen.rollout_ids)
+    for i in range(4):
+        score(ledger, f"g1-{i}", float(i == 0), tokens=20)
+    chosen = ready_queue.next_pass(ledger, max_tokens=1000, parts=SHARED)
+    assert chosen is not None
+    assert len(chosen.rollout_ids) == 3
+    assert len(next_pass(ledger).rollout_ids) == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("longest", "streams"), [(20, False), (40, True), (90, False)])
+def test_where_parts_share_memory_a_part_is_opened_if_the_longest_piece_still_fits_beside_it(
+    longest: int, streams: bool
+) -> None:
+    ledger = a_ledger(groups=2, size=2)
+    score(ledger, "g0-0", 0.0, tokens=longest)
+    room = PartRoom(most=99, tokens=50, spare=10)  # of a lazy step's 2 x longest
+    assert (ready_queue.next_pass(ledger, max_tokens=100, parts=room) is not None) == streams
 
 
 def test_a_pass_keeps_within_its_tokens_but_takes_one_piece_of_any_length() -> None:
@@ -140,10 +192,10 @@ def test_lazy_waits_for_the_last_reward_of_the_step() -> None:
     ledger = a_ledger(groups=2)
     for i in range(4):
         score(ledger, f"g0-{i}", float(i == 0))
-    assert ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="lazy") is None
+    assert ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="lazy") is None
     for i in range(4):
         score(ledger, f"g1-{i}", 0.0)
-    chosen = ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="lazy")
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="lazy")
     assert chosen is not None
     assert chosen.group_id == "g0"
 
@@ -153,9 +205,9 @@ def test_group_mode_waits_for_the_last_reward_of_a_group_and_works_it_with_final
     for i in range(3):
         score(ledger, f"g0-{i}", float(i == 0))
     score(ledger, "g1-0", 1.0)
-    assert ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="group") is None
+    assert ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="group") is None
     score(ledger, "g0-3", 0.0)
-    chosen = ready_queue.next_pass(ledger, max_tokens=99, max_parts=9, mode="group")
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="group")
     assert chosen is not None
     assert chosen.group_id == "g0"
     assert chosen.advantages is not None
@@ -188,13 +240,22 @@ def test_denominators_count_flat_groups_but_no_failed_member() -> None:
     groups=st.integers(1, 3),
     data=st.data(),
     parts=st.integers(0, 6),
+    shared=st.sampled_from([0.0, 15.0, 40.0]),
     max_tokens=st.sampled_from([1, 40, 10_000]),
     workers=st.integers(1, 3),
     name=st.sampled_from(sorted(OBJECTIVES)),
     skip_flat=st.booleans(),
 )
 def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
-    size: int, groups: int, data: st.DataObject, parts: int, max_tokens: int, workers: int, name: str, skip_flat: bool
+    size: int,
+    groups: int,
+    data: st.DataObject,
+    parts: int,
+    shared: float,
+    max_tokens: int,
+    workers: int,
+    name: str,
+    skip_flat: bool,
 ) -> None:
     """Random arrivals, failures and workers: each voter's total weight is its textbook advantage, its KL weight counts
     exactly once, and nothing is left."""
@@ -211,7 +272,8 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
     unfinished: list[Hold] = []
 
     def work(worker: int) -> bool:
-        chosen = next_pass(ledger, max_parts=parts, max_tokens=max_tokens, worker=worker)
+        room = PartRoom(most=parts, tokens=shared, spare=10)
+        chosen = ready_queue.next_pass(ledger, max_tokens=max_tokens, parts=room, worker=worker)
         if chosen is None:
             return False
         if chosen.held:
@@ -232,8 +294,7 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
         return True
 
     def settle() -> None:
-        room = partial(ready_queue.may_open, ledger, max_parts=parts + 1)
-        for settlement in settlements(ledger, room=room):
+        for settlement in settlements(ledger):
             rollout_id = held.pop(settlement.hold)
             if settlement.advantage is None:
                 in_part.setdefault((settlement.cohort_id, settlement.worker), []).append(rollout_id)

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 from msgspec import structs
 
+from thundersync.core.ready_queue import PartRoom
 from thundersync.forecast import RolloutTrace, StepTrace, TurnTrace
 
 SECONDS = st.integers(0, 64).map(lambda quarter: quarter / 4)
@@ -41,7 +42,9 @@ def rewarded(
             "pass_s": draw(SECONDS),
             "close_s": draw(SECONDS),
             "max_tokens": draw(st.integers(1, 6)),
-            "max_parts": draw(st.sampled_from([0, 2, 3, 4, 100])),
+            "parts": PartRoom(
+                most=draw(st.sampled_from([0, 1, 2, 3, 4, 100])), tokens=draw(st.sampled_from([0.0, 1.5]))
+            ),
         }
     made = step(*groups, **extra)
     if not overheads or not draw(st.booleans()):

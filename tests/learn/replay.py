@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from thundersync.core.advantage import AdvantageRule, advantages
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import LossAggregation, Objective, SeparableObjective
+from thundersync.core.ready_queue import PartRoom
 from thundersync.core.turn_ledger import TurnLedger
 from thundersync.core.types import (
     Failed,
@@ -204,7 +205,7 @@ async def replay(
         shares_prompts=workers[0]._gradient._prompts.shares,
         mode=mode,
         max_tokens=max_tokens,
-        max_parts=max_parts,
+        parts=PartRoom(most=max_parts),
         stall_timeout_s=30,
         emit=lambda event: None,
         kl_in_reward=kl_in_reward,

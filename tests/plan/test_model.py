@@ -41,7 +41,7 @@ def test_parts_that_do_not_fit_beside_the_model_are_told_as_host_memory(tmp_path
     memory = memory_of(config, model, dtype="bfloat16", workers=1, on_gpus=True)
     assert total(memory.trainer, "host") > 0
     on_a_gpu, on_a_cpu = (
-        model.parts_allowed(config, dtype="bfloat16", workers=1, on_gpus=gpus).most for gpus in (True, False)
+        model.parts_allowed(config, dtype="bfloat16", workers=1, on_gpus=gpus).room.most for gpus in (True, False)
     )
     assert on_a_gpu > on_a_cpu == 1
 

@@ -14,6 +14,7 @@ from tests.learn import test_turns
 from tests.tiny import tiny_model
 from tests.verify.rig import Link, config, link
 from thundersync.config import Config
+from thundersync.core.ready_queue import PartRoom
 from thundersync.core.types import Rollout
 from thundersync.errors import ExactnessLost
 from thundersync.learn import messages as m
@@ -74,7 +75,7 @@ def driver(
         workers=[own],  # type: ignore[list-item]
         shares_prompts=True,
         prompt_ids=lambda task: prompts[task.task_id],
-        max_parts=100,
+        parts=PartRoom(most=100),
         policy_version=0,
         emit=feed,
         keep=kept,

@@ -64,7 +64,7 @@ def bench_once(
                 rules(own),
                 workers=len(parts.workers),
                 engines=len(parts.generators),
-                max_parts=parts.driver.max_parts,
+                parts=parts.driver.parts,
             )
         results = results_of(
             measured,

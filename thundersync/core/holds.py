@@ -1,7 +1,5 @@
 """Gradients that were worked before their reward was known, and what becomes of them once it is. Pure."""
 
-from collections.abc import Callable
-
 from msgspec import Struct
 
 from thundersync.core.ledger import Ledger
@@ -23,19 +21,20 @@ class Settlement(Struct, frozen=True, kw_only=True):
     base: float = 0.0
 
 
-def settlements(ledger: Ledger, *, room: Callable[[int], bool]) -> list[Settlement]:
-    """What can be done now with held gradients, each returned once; `room`: a worker can open a cohort's parts."""
+def settlements(ledger: Ledger) -> list[Settlement]:
+    """What can be done now with held gradients, each returned once. Needs no room: a hold's own part can be the
+    cohort's."""
     found = []
     for hold in [hold for hold in ledger.holds if hold.done]:
-        settlement = _settle(ledger, hold, room)
+        settlement = _settle(ledger, hold)
         if settlement is not None:
             found.append(settlement)
             ledger.holds.remove(hold)
     return found
 
 
-def _settle(ledger: Ledger, hold: Hold, room: Callable[[int], bool]) -> Settlement | None:
-    """Where the gradient goes; None while its reward, or room for its cohort's parts, is missing."""
+def _settle(ledger: Ledger, hold: Hold) -> Settlement | None:
+    """Where the gradient goes; None while its reward is missing, or its group may still come to nothing."""
     group, cohort = ledger.group_of(hold.rollout_id), ledger.cohort_of(hold.rollout_id)
     member = group.members[hold.rollout_id]
     advantage: float | None = None
@@ -45,7 +44,7 @@ def _settle(ledger: Ledger, hold: Hold, room: Callable[[int], bool]) -> Settleme
         return None
     elif cohort.complete:
         advantage = ledger.advantage(hold.rollout_id) if ledger.wanted(member) else 0.0
-    elif not (ledger.may_stream(group) and (hold.worker in cohort.holders() or room(hold.worker))):
+    elif not ledger.may_stream(group):
         return None
     if not hold.doomed:
         member.hold, member.state, member.worker = None, MemberState.WORKED, hold.worker

@@ -129,3 +129,9 @@ class Cohort:
         if self.closed:
             return set()
         return {m.worker for m in self.members if m.in_part and m.worker is not None}
+
+    def values_in(self, worker: int) -> set[float]:
+        """Rewards of the pieces whose gradients are in the worker's parts."""
+        if self.closed:
+            return set()
+        return {m.reward for m in self.members if m.in_part and m.worker == worker and m.reward is not None}

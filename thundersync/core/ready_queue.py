@@ -2,10 +2,11 @@
 
 Every work-conserving order gives the same step time on one worker, so the order is free to save work and memory:
 1. pieces whose advantage is known and not zero go straight into the step's sums, nearest to finishing first;
-2. pieces of cohorts that already hold a part here, those with differing rewards before those that may still turn out
-   flat;
-3. pieces that open a part, if the budget has one left: cohorts that no worker holds before those held elsewhere;
+2. pieces that go into a part which is there: of cohorts with differing rewards before those that may turn out flat;
+3. pieces that open a part, if the budget has one left: the second of a cohort before the first of another, and cohorts
+   that no worker holds before those held elsewhere;
 4. pieces whose checker still runs, to be held by themselves until their reward lands.
+What finds no room waits as tokens until its cohort is complete, and goes direct then.
 A complete flat group never appears, unless a KL or entropy term asks for it.
 """
 
@@ -17,7 +18,18 @@ from thundersync.core.members import Cohort, Group, Member, MemberState
 from thundersync.core.types import GroupId, RolloutId, StreamMode
 
 PARTS_PER_COHORT = 2
-"""A cohort may come to need both, whatever landed first; they are reserved together, so that it never gets stuck."""
+"""The most that a cohort holds in a worker: one for each of two rewards, folded for more."""
+
+
+class PartRoom(Struct, frozen=True, kw_only=True):
+    """How many parts of open cohorts a worker's memory holds."""
+
+    most: int
+    tokens: float = 0.0
+    """Where parts and passes lie in one memory: a pass has so many tokens less for each part beside it, counted from
+    the largest pass that a lazy step would make. 0: parts have memory of their own."""
+    spare: float = 0.0
+    """So many tokens more than a lazy step's largest pass."""
 
 
 class Pass(Struct, frozen=True, kw_only=True):
@@ -35,36 +47,64 @@ class Pass(Struct, frozen=True, kw_only=True):
 
 
 def next_pass(
-    ledger: Ledger, *, max_tokens: int, max_parts: int, worker: int = 0, mode: StreamMode = "stream"
+    ledger: Ledger, *, max_tokens: int, parts: PartRoom, worker: int = 0, mode: StreamMode = "stream"
 ) -> Pass | None:
     """The best pass for `worker` now, or None.
 
-    `max_tokens` bounds rows x longest row (one piece always fits). `max_parts`: how many parts the
-    worker's memory holds; without one, a piece waits as tokens until its cohort is complete (exact, only less
-    overlap). `mode`: a piece may also have to wait for its whole cohort (`group`), or for every reward of the step
-    (`lazy`); its advantage is final then.
+    `max_tokens` bounds rows x longest row (one piece always fits). `parts`: without room for one, a piece waits as
+    tokens until its cohort is complete (exact, only less overlap). `mode`: a piece may also have to wait for its whole
+    cohort (`group`), or for every reward of the step (`lazy`); its advantage is final then.
     """
     if mode == "lazy" and not all(cohort.complete for cohort in ledger.cohorts):
         return None
+    room = _Room(ledger, max_tokens, parts)
     waiting = [(cohort, group) for cohort in ledger.cohorts for group in cohort.groups if group.ready]
     direct = [(cohort, group) for cohort, group in waiting if cohort.complete]
     if direct:
         cohort, group = min(direct, key=lambda each: len(each[1].ready))
-        members = _fill(group.ready, max_tokens)
+        members = _fill(group.ready, room.beside(parts_in_use(ledger, worker)))
         return _pass(cohort, group, members, [ledger.advantage(m.rollout_id) for m in members])
     if mode != "stream":
         return None
-    room = may_open(ledger, worker, max_parts)
-    opened = [
-        (cohort, group)
+    held = parts_in_use(ledger, worker)
+    full = not room.fits(held + 1)
+    streamed = [
+        (cohort, group, reward)
         for cohort, group in waiting
-        if (worker in cohort.holders() or room) and ledger.may_stream(group)
+        if ledger.may_stream(group)
+        for reward in dict.fromkeys(member.reward for member in group.ready)
+        if not (full and _opens_part(cohort, reward, worker))
     ]
-    if not opened:
-        return _held(ledger, worker, max_parts)
-    cohort, group = min(opened, key=lambda each: _order(each[0], each[1], worker))
-    first = group.ready[0]
-    return _pass(cohort, group, _fill([m for m in group.ready if m.reward == first.reward], max_tokens), None)
+    if not streamed:
+        return None if full else _held(ledger, worker)
+    cohort, group, reward = min(streamed, key=lambda each: _order(each[0], each[1], each[2], worker))
+    beside = room.beside(held + _opens_part(cohort, reward, worker))
+    return _pass(cohort, group, _fill([m for m in group.ready if m.reward == reward], beside), None)
+
+
+class _Room:
+    """Of one worker at one moment."""
+
+    def __init__(self, ledger: Ledger, max_tokens: int, parts: PartRoom) -> None:
+        self._max_tokens, self._parts = max_tokens, parts
+        self._longest = self._lazy = 0.0
+        """Tokens of the longest piece so far, and of a lazy step's largest pass if others become as long."""
+        if parts.tokens:
+            for group in ledger.groups.values():
+                if sizes := [member.rows * member.longest for member in group.members.values() if member.longest]:
+                    self._longest = max(self._longest, *sizes)
+                    self._lazy = max(self._lazy, len(group.members) * sum(sizes) / len(sizes))
+            self._lazy = min(self._lazy, max_tokens)
+
+    def beside(self, parts: int) -> int:
+        """Tokens of a pass while so many parts are held."""
+        if not parts or not self._parts.tokens:
+            return self._max_tokens
+        return min(self._max_tokens, int(self._lazy + self._parts.spare - parts * self._parts.tokens))
+
+    def fits(self, parts: int) -> bool:
+        """So many parts can be held, whichever piece is worked beside them."""
+        return parts <= self._parts.most and (not self._parts.tokens or self._longest <= self.beside(parts))
 
 
 def queued(ledger: Ledger) -> int:
@@ -73,20 +113,18 @@ def queued(ledger: Ledger) -> int:
 
 
 def parts_in_use(ledger: Ledger, worker: int) -> int:
-    """Parts that open cohorts may come to hold in a worker."""
+    """Parts that a worker holds: of open cohorts, and of pieces that wait for their reward."""
     held = sum(hold.worker == worker for hold in ledger.holds)
-    return held + PARTS_PER_COHORT * sum(worker in cohort.holders() for cohort in ledger.cohorts)
+    return held + sum(min(PARTS_PER_COHORT, len(cohort.values_in(worker))) for cohort in ledger.cohorts)
 
 
-def may_open(ledger: Ledger, worker: int, max_parts: int) -> bool:
-    """The worker has room for the parts of another cohort."""
-    return max_parts - parts_in_use(ledger, worker) >= PARTS_PER_COHORT
+def _opens_part(cohort: Cohort, reward: float | None, worker: int) -> bool:
+    values = cohort.values_in(worker)
+    return reward not in values and len(values) < PARTS_PER_COHORT
 
 
-def _held(ledger: Ledger, worker: int, max_parts: int) -> Pass | None:
+def _held(ledger: Ledger, worker: int) -> Pass | None:
     """A piece whose checker still runs, of the cohort that is nearest to closing: doubtful work, so the last choice."""
-    if parts_in_use(ledger, worker) >= max_parts:
-        return None
     waiting = [
         (cohort, group, member)
         for cohort in ledger.cohorts
@@ -108,9 +146,10 @@ def _held(ledger: Ledger, worker: int, max_parts: int) -> Pass | None:
     )
 
 
-def _order(cohort: Cohort, group: Group, worker: int) -> tuple[bool, bool, bool, int]:
+def _order(cohort: Cohort, group: Group, reward: float | None, worker: int) -> tuple[bool, bool, bool, bool, int]:
     holders = cohort.holders()
-    return worker not in holders, bool(holders - {worker}), is_flat(cohort.rewards), group.missing
+    opens = _opens_part(cohort, reward, worker)
+    return opens, worker not in holders, bool(holders - {worker}), is_flat(cohort.rewards), group.missing
 
 
 def _pass(cohort: Cohort, group: Group, members: list[Member], known: list[float] | None) -> Pass:

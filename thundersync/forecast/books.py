@@ -99,7 +99,7 @@ class RewardBook:
         chosen = ready_queue.next_pass(
             self._ledger,
             max_tokens=self._trace.max_tokens,
-            max_parts=self._trace.max_parts,
+            parts=self._trace.parts,
             worker=worker,
             mode=self._mode,
         )
@@ -159,8 +159,7 @@ class RewardBook:
         if not self._news:
             return
         self._news = False
-        # A hold's own part is freed by it.
-        settlements(self._ledger, room=partial(ready_queue.may_open, self._ledger, max_parts=self._trace.max_parts + 1))
+        settlements(self._ledger)
         for closing in self._ledger.closings():
             for worker in closing.workers if self._trace.close_s else ():
                 self._closings[worker].append(closing.groups)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct, structs
 
 from thundersync.core.objective import Objective
+from thundersync.core.ready_queue import PartRoom
 from thundersync.errors import ThundersyncError
 
 NO_LIMIT = 2**62
@@ -81,8 +82,8 @@ class StepTrace(Struct, frozen=True, kw_only=True):
     """Of a pass: rows x longest row (`trainer.micro_batch_tokens`)."""
     longest: int = 0
     """Distilling: tokens a rollout may reach (`model.max_model_len`); as many are begun as fit `max_tokens`."""
-    max_parts: int = NO_LIMIT
-    """Parts of open groups that a worker holds."""
+    parts: PartRoom = PartRoom(most=NO_LIMIT)
+    """Of a worker's memory, for open groups."""
     objective: Objective = Objective()
     min_group_size: int = 2
     skip_flat: bool = True

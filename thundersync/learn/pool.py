@@ -1,4 +1,4 @@
-"""Buffers for gradient parts: made once, lent again, on the device or in host memory.
+"""Buffers for gradient parts, on the device or in host memory.
 
 A part is one running sum: it covers the parameters and the adjoints on the prompts' keys and values. Parts are
 float32 whatever the model's dtype.
@@ -27,10 +27,11 @@ class Part:
 
 
 class PartPool:
-    """Flat buffers [P], made once and lent again: a close costs no allocation.
+    """Flat buffers [P].
 
     `resident` of them live on the device; what is lent beyond that lives in (pinned) host memory, and is added to
-    piece by piece as gradients come.
+    piece by piece as gradients come. On a GPU they are made once and lent again: a close costs no allocation. On a CPU
+    a part that is given back makes room for larger passes.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class PartPool:
     def give(self, part: Part) -> None:
         self.lent -= 1
         self._lent_here -= not part.spilled
-        (self._away if part.spilled else self._here).append(part.home)
+        if self._device.type == "cuda":
+            (self._away if part.spilled else self._here).append(part.home)
 
     def _new(self, *, spilled: bool) -> Tensor:
         if spilled:

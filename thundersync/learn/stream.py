@@ -11,7 +11,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from thundersync.core import ready_queue
 from thundersync.core.advantage import is_flat
@@ -41,12 +40,12 @@ class GradientStream:
         shares_prompts: bool,
         mode: StreamMode = "stream",
         max_tokens: int,
-        max_parts: int,
+        parts: ready_queue.PartRoom,
         stall_timeout_s: float,
         emit: Callable[[AnyEvent], None],
         kl_in_reward: float = 0.0,
     ) -> None:
-        """`max_parts` bounds the parts of each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
+        """`parts`: of each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
         before it lands."""
         self.ledger = ledger
         self._workers = workers
@@ -56,7 +55,7 @@ class GradientStream:
         self._shares_prompts = shares_prompts
         self._mode = mode
         self._max_tokens = max_tokens
-        self._max_parts = max_parts
+        self._parts = parts
         self._stall_timeout_s = stall_timeout_s
         self._emit = emit
         self._kl_in_reward = kl_in_reward
@@ -161,7 +160,7 @@ class GradientStream:
             chosen = ready_queue.next_pass(
                 self.ledger,
                 max_tokens=self._max_tokens,
-                max_parts=self._max_parts,
+                parts=self._parts,
                 worker=worker.index,
                 mode=self._mode,
             )
@@ -241,8 +240,7 @@ class GradientStream:
 
     async def _take_decisions(self) -> None:
         """Held gradients whose reward is known, and cohorts that became whole: queued for the workers they are in."""
-        room = partial(ready_queue.may_open, self.ledger, max_parts=self._max_parts + 1)  # a hold's own part is freed
-        settled = settlements(self.ledger, room=room)
+        settled = settlements(self.ledger)
         closed = self.ledger.closings()
         # All are queued before anything is awaited: a feeder that looks meanwhile finds each where it belongs.
         for settlement in settled:

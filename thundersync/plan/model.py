@@ -18,7 +18,6 @@ from thundersync.forecast.memory import (
     Decoder,
     Item,
     activation_bytes,
-    decoder_of,
     engine_items,
     learning_items,
     parts_items,
@@ -28,7 +27,7 @@ from thundersync.generate.manifest import read_manifest
 from thundersync.models import base_of, resolve_model
 from thundersync.placement import Dtype
 from thundersync.recipe import objective_of
-from thundersync.sizes import parameters, trainable
+from thundersync.sizes import decoder_in, parameters, trainable
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -45,7 +44,13 @@ class Model(Struct, frozen=True, kw_only=True):
         """Of open groups, in each worker."""
         width = 2 if dtype == "bfloat16" else 4
         return part_budget(
-            config, whole=self.whole, learning=self.learning, width=width, workers=workers, on_gpus=on_gpus
+            config,
+            whole=self.whole,
+            learning=self.learning,
+            width=width,
+            workers=workers,
+            on_gpus=on_gpus,
+            decoder=self.decoder,
         )
 
 
@@ -65,15 +70,12 @@ def find_model(config: Config) -> Model | None:
         described: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (ThundersyncError, OSError, ValueError):
         return None
-    decoder: Decoder | None
-    try:
-        decoder = decoder_of(described)
-    except (KeyError, TypeError, ValueError):
-        decoder = None
     shapes = _shapes(folder, described)
     if shapes is None:
         return None
-    return Model(whole=parameters(shapes), learning=max(1, trainable(shapes, config.model.lora)), decoder=decoder)
+    return Model(
+        whole=parameters(shapes), learning=max(1, trainable(shapes, config.model.lora)), decoder=decoder_in(folder)
+    )
 
 
 def memory_of(config: Config, model: Model, *, dtype: Dtype, workers: int, on_gpus: bool) -> Memory:
@@ -90,7 +92,8 @@ def memory_of(config: Config, model: Model, *, dtype: Dtype, workers: int, on_gp
         offload=config.optim.offload and on_gpus,
     )
     allowed = model.parts_allowed(config, dtype=dtype, workers=workers, on_gpus=on_gpus)
-    most = min(_wanted_parts(config), allowed.most)
+    # Parts that take the place of activations add nothing to them.
+    most = 0 if allowed.room.tokens else min(_wanted_parts(config), allowed.room.most)
     learning += parts_items(learning=model.learning, most=most, resident=allowed.resident)
     engine = [Item(name="weights", size=model.whole * width // config.engine.tensor_parallel_size)]
     if model.decoder is not None:

@@ -58,8 +58,8 @@ def read_run(folder: Path) -> RecordedRun:
             workers=max(1, started.trainer_workers) if started is not None else 1,
             on_gpus=started is not None and started.on_gpus,
         )
-        most = allowed.most
-        traces = structs.replace(traces, steps=[structs.replace(step, max_parts=most) for step in traces.steps])
+        steps = [structs.replace(step, parts=allowed.room) for step in traces.steps]
+        traces = structs.replace(traces, steps=steps)
     count = len(traces.steps)
     return RecordedRun(
         folder=folder, config=config, traces=traces, warmup=max(1, round(count / 10)) if count > 2 else 0

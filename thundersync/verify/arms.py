@@ -15,7 +15,7 @@ from msgspec import Struct
 from thundersync.config import Config
 from thundersync.core.ledger import Ledger
 from thundersync.core.objective import SeparableObjective
-from thundersync.core.ready_queue import PARTS_PER_COHORT
+from thundersync.core.ready_queue import PartRoom
 from thundersync.core.turn_ledger import TurnKey, TurnLedger
 from thundersync.core.types import FinalContent, Rollout, RolloutId, SampledTurn, StreamMode
 from thundersync.generate.base import TokenScores
@@ -51,8 +51,9 @@ class Arm(Struct, frozen=True, kw_only=True):
     """All arrive before any is worked: passes are packed as far as they go."""
     one_by_one: bool = False
     """A rollout a pass."""
-    parts: bool = True
-    """False: memory holds no part, pieces wait as tokens until they can go straight into the sums."""
+    parts: int | None = None
+    """So many parts fit in memory; pieces that find no room wait as tokens until they can go straight into the sums.
+    None: as many as the configuration allows."""
     spilled: bool = False
     """Parts live in host memory and visit the device."""
     held: bool = False
@@ -65,7 +66,7 @@ class Arm(Struct, frozen=True, kw_only=True):
 def reward_arms(recording: Recording, *, max_parts: int, may_be_cut: bool, may_be_held: bool) -> Iterator[Arm]:
     """Of rollouts whose rewards are compared. `max_parts`: a worker's budget; `may_be_cut`: model and terms allow
     blocks; `may_be_held`: no term goes into the step's sums before the reward is known."""
-    came, streams = recording.names, max_parts >= PARTS_PER_COHORT
+    came, streams = recording.names, max_parts > 0
     yield Arm(path="streamed", order="as they came", names=came)
     yield Arm(path="streamed", order="reversed", names=came[::-1])
     yield Arm(path="streamed", order="shuffled", names=recording.shuffled(1))
@@ -73,7 +74,8 @@ def reward_arms(recording: Recording, *, max_parts: int, may_be_cut: bool, may_b
     yield Arm(path="a rollout a pass", order="shuffled", names=recording.shuffled(1), one_by_one=True)
     yield Arm(path="packed", order="all at once", names=came, at_once=True)
     if streams:
-        yield Arm(path="no room for parts", order="reversed", names=came[::-1], parts=False)
+        yield Arm(path="no room for parts", order="reversed", names=came[::-1], parts=0)
+        yield Arm(path="room for one part", order="shuffled", names=recording.shuffled(2), parts=1)
         yield Arm(path="spilled parts", order="shuffled", names=recording.shuffled(1), spilled=True)
     if streams and may_be_held:
         yield Arm(path="held for rewards", order="reversed", names=came[::-1], held=True)
@@ -108,7 +110,7 @@ class Replayer:
         workers: Sequence[WorkerLink],
         *,
         shares_prompts: bool,
-        max_parts: int,
+        parts: PartRoom,
         objective: SeparableObjective | None = None,
     ) -> None:
         """`objective` in the place of the configuration's."""
@@ -116,7 +118,7 @@ class Replayer:
         self._objective = objective or objective_of(config)
         self._workers = workers
         self._shares_prompts = shares_prompts
-        self._max_parts = max_parts
+        self._parts = parts
 
     async def work(self, recording: Recording, arm: Arm) -> GradientStream | TurnStream:
         """Until the step owes nothing; its gradient is then in the workers."""
@@ -179,7 +181,7 @@ class Replayer:
             shares_prompts=self._shares_prompts,
             mode=arm.mode,
             max_tokens=self._max_tokens(arm),
-            max_parts=self._max_parts if arm.parts else 0,
+            parts=self._parts if arm.parts is None else PartRoom(most=arm.parts),
             stall_timeout_s=self._config.stall_timeout_s,
             emit=_unheard,
             kl_in_reward=kl_in_reward(self._config),

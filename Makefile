@@ -2,6 +2,9 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
+# The tests start dozens of processes: none of them should compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test lint
 

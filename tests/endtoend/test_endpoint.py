@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from tests.endtoend.rig import config, raw_config
@@ -68,6 +67,8 @@ class Recorder:
 
 async def visit(door: dict[str, str], reward: Any) -> int:
     """A program that takes rollouts until the run is over; returns how many it made."""
+    import openai  # late: all test processes read this file, and it takes seconds
+
     made = 0
     headers = {"Authorization": f"Bearer {door['api_key']}"}
     async with aiohttp.ClientSession(headers=headers) as http:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.fakes import Reply, turns
 from tests.serve.rig import assert_captured, rig
+
+if TYPE_CHECKING:
+    import anthropic  # where it runs it is imported late: all test processes read this file, and it takes seconds
 
 TOOL = {"name": "bash", "description": "Runs it.", "input_schema": {"type": "object", "properties": {}}}
 CALL = 'I look. CALL {"name": "bash",  "arguments": {"command": "ls"}}'
 
 
 def client(session: dict[str, Any]) -> anthropic.AsyncAnthropic:
+    import anthropic
+
     return anthropic.AsyncAnthropic(base_url=session["anthropic_base_url"], api_key=session["api_key"], max_retries=0)
 
 
@@ -93,6 +97,8 @@ async def test_stops_limits_and_counts_are_told_in_its_own_words(tok: Any) -> No
     ],
 )
 async def test_what_cannot_be_exact_is_refused(tok: Any, changes: dict[str, Any]) -> None:
+    import anthropic
+
     async with rig(turns(), tok) as made:
         session = await made.open()
         async with client(session) as api:
@@ -103,6 +109,8 @@ async def test_what_cannot_be_exact_is_refused(tok: Any, changes: dict[str, Any]
 
 
 async def test_a_wrong_key_is_an_authentication_error(tok: Any) -> None:
+    import anthropic
+
     async with rig(turns(), tok) as made:
         session = await made.open()
         async with client({**session, "api_key": "wrong"}) as api:

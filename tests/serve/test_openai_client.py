@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from tests.fakes import Asked, Reply, turns
 from tests.serve.rig import Rig, assert_captured, rig
 from thundersync.core.types import Scored
+
+if TYPE_CHECKING:
+    import openai  # where it runs it is imported late: all test processes read this file, and it takes seconds
 
 SYSTEM = {"role": "system", "content": "You have a shell."}
 LS = {
@@ -21,6 +23,8 @@ LS = {
 
 
 def client(session: dict[str, Any]) -> openai.AsyncOpenAI:
+    import openai
+
     return openai.AsyncOpenAI(base_url=session["openai_base_url"], api_key=session["api_key"], max_retries=0)
 
 
@@ -230,6 +234,8 @@ async def test_completions_go_on_from_their_own_text_and_ids(tok: Any) -> None:
 
 
 async def test_ids_that_the_model_does_not_know_are_refused_and_break_nothing(tok: Any) -> None:
+    import openai
+
     async with rig(turns("hi"), tok) as made:
         session = await made.open()
         async with client(session) as api:
@@ -272,6 +278,8 @@ async def test_logprobs_are_those_of_the_sampled_tokens(tok: Any) -> None:
     ],
 )
 async def test_what_cannot_be_exact_is_refused_with_the_reason(tok: Any, changes: dict[str, Any], code: str) -> None:
+    import openai
+
     async with rig(turns(), tok) as made:
         session = await made.open()
         async with client(session) as api:
@@ -302,6 +310,8 @@ async def test_parameters_that_change_nothing_are_accepted(tok: Any) -> None:
 
 
 async def test_a_full_context_is_refused_as_openai_does_and_the_agent_may_shorten_it(tok: Any) -> None:
+    import openai
+
     async with rig(turns("ok"), tok, context_tokens=60) as made:
         session = await made.open()
         async with client(session) as api:

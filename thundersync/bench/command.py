@@ -49,7 +49,7 @@ def bench_once(
         write(workload, record)
     name = f"bench-{config.name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}"
     own = msgspec.structs.replace(fitted(config, workload), name=name)
-    placement = place_here(own)
+    placement, here = place_here(own), machine()
     pin(placement.engine_cpus)
     voice = Voice(console)
 
@@ -73,7 +73,7 @@ def bench_once(
             name=name,
             model=own.model.name,
             parameters=parameters(shapes),
-            machine=machine(),
+            machine=here,
             placement=placement.sentence(),
             distils=own.algo.type in DISTILLING,
         )

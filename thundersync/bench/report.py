@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -46,55 +47,58 @@ def write(path: Path, data: bytes, option: str) -> None:
 
 
 def _arms(results: Results) -> Table:
-    rows = Table(box=SIMPLE_HEAD, pad_edge=False)
-    rows.add_column("arm")
-    names = ("step", "quartiles", "sampled", "trained", "useful", "trainer", "engine", "passes", "commit", "publish")
-    for name in (*names, "restart", "peak"):
-        rows.add_column(name, justify="right")
-    for arm, found in results.arms.items():
-        rows.add_row(arm, *_row(found))
-    return rows
+    lazy = results.arms.get("lazy")
+    return _side_by_side("arm", {arm: _measures(found, lazy) for arm, found in results.arms.items()})
 
 
-def _row(found: ArmResult) -> list[str]:
-    return [
-        f"{found.step_s.median:.2f} s",
-        f"{found.step_s.low:.2f}..{found.step_s.high:.2f}",
-        f"{found.sampled_tokens_per_s:.0f} tok/s",
-        f"{found.trained_tokens_per_s:.0f} tok/s",
-        f"{found.useful_gflops:.1f} GFLOP/s",
-        f"{found.trainer_busy:.0%} busy",
-        f"{found.engine_busy:.0%} busy",
-        f"{found.passes:.0f}",
-        f"{found.commit_s:.2f} s",
-        f"{found.publish_s:.2f} s",
-        f"{found.restart_s:.2f} s",
-        f"{found.trainer_peak_gib:.2f} GiB" if found.trainer_peak_gib else "?",
-    ]
+def _measures(found: ArmResult, lazy: ArmResult | None) -> dict[str, str]:
+    measures = {
+        "step": f"{found.step_s.median:.2f} s",
+        "quartiles": f"{found.step_s.low:.2f}..{found.step_s.high:.2f}",
+        "tokens sampled": f"{found.sampled_tokens_per_s:.0f}/s",
+        "tokens trained": f"{found.trained_tokens_per_s:.0f}/s",
+        "useful": f"{found.useful_gflops:.1f} GFLOP/s",
+        "trainer busy": f"{found.trainer_busy:.0%}",
+        "engines busy": f"{found.engine_busy:.0%}",
+        "passes": f"{found.passes:.0f}",
+        "commit": f"{found.commit_s:.2f} s",
+        "publish": f"{found.publish_s:.2f} s",
+        "restart": f"{found.restart_s:.2f} s",
+        "trainer's peak memory": f"{found.trainer_peak_gib:.2f} GiB" if found.trainer_peak_gib else "?",
+    }
+    if found.trainer_peak_gib and lazy is not None and lazy.trainer_peak_gib:
+        measures["  over lazy"] = f"{found.trainer_peak_gib / lazy.trainer_peak_gib:.2f}x"
+    return measures
 
 
 def _against_lazy(results: Results) -> Table:
-    rows = Table(box=SIMPLE_HEAD, pad_edge=False)
-    rows.add_column("lazy /")
-    for name in ("speed-up", "quartiles", "95 % of the median", "forecast", "behind forecast", "behind own trace"):
-        rows.add_column(name, justify="right")
-    for arm in results.arms:
-        if (found := results.speedup_spread.get(f"{arm}_over_lazy")) is not None:
-            rows.add_row(arm, *_speedup(results, arm, found))
-    return rows
+    found = {arm: results.speedup_spread.get(f"{arm}_over_lazy") for arm in results.arms}
+    columns = {arm: _speedup(results, arm, spread) for arm, spread in found.items() if spread is not None}
+    return _side_by_side("lazy /", columns)
 
 
-def _speedup(results: Results, arm: BenchArm, found: Spread) -> list[str]:
+def _speedup(results: Results, arm: BenchArm, found: Spread) -> dict[str, str]:
     foretold = sorted(p.forecast_speedup for p in results.pairs if p.arm == arm and p.forecast_speedup is not None)
     error, own = results.forecast.get(f"{arm}_error"), results.forecast.get(f"{arm}_own_error")
-    return [
-        f"{found.median:.3f}x",
-        f"{found.low:.3f}..{found.high:.3f}",
-        f"{found.median_low:.3f}..{found.median_high:.3f}",
-        f"{foretold[len(foretold) // 2]:.3f}x" if foretold else "",
-        f"{error:+.1%}" if error is not None else "",
-        f"{own:+.1%}" if own is not None else "",
-    ]
+    return {
+        "speed-up": f"{found.median:.3f}x",
+        "quartiles": f"{found.low:.3f}..{found.high:.3f}",
+        "95 % of the median": f"{found.median_low:.3f}..{found.median_high:.3f}",
+        "forecast": f"{foretold[len(foretold) // 2]:.3f}x" if foretold else "",
+        "behind forecast": f"{error:+.1%}" if error is not None else "",
+        "behind own trace": f"{own:+.1%}" if own is not None else "",
+    }
+
+
+def _side_by_side(corner: str, columns: Mapping[BenchArm, Mapping[str, str]]) -> Table:
+    """A column for each arm: all arms fit on 80 characters."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(corner)
+    for arm in columns:
+        table.add_column(arm, justify="right")
+    for name in next(iter(columns.values())):
+        table.add_row(name, *(column.get(name, "") for column in columns.values()))
+    return table
 
 
 def _below(results: Results) -> list[str]:

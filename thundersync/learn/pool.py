@@ -6,6 +6,8 @@ float32 whatever the model's dtype.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -70,9 +72,17 @@ class PartPool:
             (self._away if part.spilled else self._here).append(part.home)
 
     def _new(self, *, spilled: bool) -> Tensor:
+        if self._device.type == "cpu":
+            _let_go()
         if spilled:
             return torch.zeros(self._size, dtype=self._dtype, pin_memory=self._device.type == "cuda")
         return torch.zeros(self._size, dtype=self._dtype, device=self._device)
+
+
+def _let_go() -> None:
+    """Give the system what passes have freed: glibc would keep it, and a part would come on top. Elsewhere nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 SLAB = 1 << 24

@@ -154,15 +154,19 @@ class Run:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def left_behind(self, *, limit_s: float = 10.0) -> list[str]:
-        """Processes, sockets and shared memory that outlive the run; waits a moment for what dies with its parent."""
+    def left_behind(self, *, but: str = "", limit_s: float = 10.0) -> list[str]:
+        """Processes, sockets and shared memory that outlive the run; waits a moment for what dies with its parent.
+
+        `but`: a file that is known to stay.
+        """
         deadline = time.monotonic() + limit_s
         while True:
             alive = [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
             shared = [str(p) for p in Path("/dev/shm").glob(f"thundersync-{self.process.pid}-*")]
             files = [str(p) for p in self.temporary.rglob("*")]
             sockets = [str(p) for p in (self.folder / "runs").rglob("*.sock")]
-            left = [f"process {p.pid} {_name(p)}" for p in alive] + shared + files + sockets
+            found = [f"process {p.pid} {_name(p)}" for p in alive] + shared + files + sockets
+            left = [each for each in found if Path(each).name != but]
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(0.1)

@@ -53,7 +53,8 @@ async def test_the_client_of_ten_lines_hears_a_run(tmp_path: Path) -> None:
             for event in STREAM[20:]:
                 feed.emit(event)
             await feed.close()
-            rest, _ = await asyncio.to_thread(client.communicate, timeout=60)
+            # Not communicate(): it would miss what readline has read ahead.
+            rest = await asyncio.wait_for(asyncio.to_thread(client.stdout.read), 60)
         finally:
             client.kill()
             client.wait(timeout=30)

@@ -16,6 +16,7 @@ from thundersync.errors import ConfigError, ThundersyncError
 from thundersync.generate.base import Sampling
 from thundersync.learn import messages as m
 from thundersync.monitor.events import Event, WeightsPublished
+from thundersync.step import StepResult
 
 PROMPT = [1, 40, 50, 60, 70, 80, 90, 100, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
           25, 26, 27, 28, 29, 30, 31, 32, 33]  # fmt: skip
@@ -41,36 +42,76 @@ def moved(before: list[float], after: list[float]) -> bool:
 
 
 @pytest.mark.vllm
-async def test_the_next_steps_samples_come_from_the_new_weights(tmp_path: Path) -> None:
-    async with Engine(config(tmp_path, tiny_model(tmp_path / "model"), engine__backend="vllm")) as engine:
-        assert engine.parts.generators[0].name == "vllm"
-        seen = [await audited(engine)]
-        async for step in engine.steps():
-            seen.append(await audited(engine))
-            assert step.empty or moved(seen[-2], seen[-1])
-        assert len(seen) == 4
+async def test_samples_come_from_the_new_weights_and_a_world_that_is_down_for_everybody_ends_the_run(
+    tmp_path: Path,
+) -> None:
+    settings = config(tmp_path, tiny_model(tmp_path / "model"), engine__backend="vllm", max_steps=50)
+    with pytest.raises(ThundersyncError, match="not one of the 6 rollouts of step 3 could be scored"):
+        async with Engine(settings) as engine:
+            worker = engine.parts.workers[0].pid
+            assert engine.parts.generators[0].name == "vllm"
+            seen = [await audited(engine)]
+            async for step in engine.steps():
+                seen.append(await audited(engine))
+                assert step.empty or moved(seen[-2], seen[-1])
+                if step.step == 2:
+                    for checker in (tmp_path / "tasks").rglob("test.sh"):
+                        checker.write_text("echo no reward at all\n")
+    assert len(seen) == 4
+    assert not Path(f"/proc/{worker}").exists()
+    events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
+    assert len([event for event in events if event["kind"] == "step_opened"]) == 4  # instead of burning all its steps
 
 
 @pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
-async def test_several_workers_step_together_and_stay_equal(tmp_path: Path, lora: dict[str, int] | None) -> None:
-    model = tiny_model(tmp_path / "model")
-    changes: dict[str, object] = {"trainer__workers": 2, "max_steps": 2, "stream__verify_every": 1}
+async def test_several_workers_stay_equal_and_an_interrupt_in_a_commit_waits_for_it_and_keeps_it(
+    tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    """What is saved on the way out is the step that the weights are after, or a resume would make it twice."""
+    published, last = 0, 3
+
+    def interrupt(event: Event) -> None:
+        nonlocal published
+        published += isinstance(event, WeightsPublished)
+        if published == 1 + last:  # the first is before any step: the last step's commit is made, and not yet told
+            training.cancel()
+
+    async def train() -> None:
+        async with engine:
+            pids.append(engine.parts.workers[0].pid)
+            seen = [await audited(engine)]
+            async for step in engine.steps():
+                steps.append(step)
+                seen.append(await audited(engine))
+                assert (seen[-2] != seen[-1]) != step.empty
+                assert step.empty or lora or moved(seen[-2], seen[-1])
+
+    changes: dict[str, object] = {"trainer__workers": 2, "max_steps": 50, "stream__verify_every": 1}
     if lora is not None:
         changes["model__lora"] = lora
-    async with Engine(config(tmp_path, model, **changes)) as engine:
-        seen = [await audited(engine)]
-        steps = []
-        async for step in engine.steps():
-            steps.append(step)
-            seen.append(await audited(engine))
-            assert (seen[-2] != seen[-1]) != step.empty
-            assert step.empty or lora or moved(seen[-2], seen[-1])
-    assert len(list((engine.run_dir / "checkpoints").glob("step-*/optimizer/shard-*"))) == 4
+    settings = config(tmp_path, tiny_model(tmp_path / "model"), ckpt__interval=100, **changes)
+    pids: list[int] = []
+    steps: list[StepResult] = []
+    engine = Engine(settings, on_event=interrupt)
+    training = asyncio.create_task(train())
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert len([step for step in steps if not step.empty]) == last - 1
+    rows = [json.loads(line) for line in (engine.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["policy_version"] == last
+    (saved,) = (engine.run_dir / "checkpoints").glob("step-*")
+    assert saved.name == f"step-{len(rows):06d}"
+    assert json.loads((saved / "state.json").read_text())["policy_version"] == last
+    assert len(list(saved.glob("optimizer/shard-*"))) == 2
+    assert len(list((engine.run_dir / "rollouts").glob("step-*"))) == len(rows)
     # Each live step was audited before its commit.
     events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
     audits = [event for event in events if event["kind"] == "audited"]
-    assert [event["step"] for event in audits if event["ok"]] == [step.step for step in steps if not step.empty]
+    assert [event["step"] for event in audits if event["ok"]] == [row["step"] for row in rows if not row["empty"]]
     assert audits and all("audit_relative_l2" in step.metrics for step in steps if not step.empty)
+    # And leaving early ends everything.
+    assert not Path(f"/proc/{pids[0]}").exists()
+    assert not [t for t in asyncio.all_tasks() if t.get_name() in ("gauges", "gradient-stream", "rollouts")]
 
 
 @pytest.mark.parametrize(
@@ -102,50 +143,3 @@ async def test_a_configuration_built_in_python_is_checked_before_anything_starts
         async with Engine(wrong):
             pass
     assert not (tmp_path / "runs").exists()
-
-
-async def test_a_world_that_is_down_for_everybody_ends_the_run_instead_of_burning_it(tmp_path: Path) -> None:
-    settings = config(tmp_path, tiny_model(tmp_path / "model"), max_steps=50)
-    for checker in (tmp_path / "tasks").rglob("test.sh"):
-        checker.write_text("echo no reward at all\n")
-    with pytest.raises(ThundersyncError, match="not one of the 6 rollouts of step 0 could be scored"):
-        async with Engine(settings) as engine:
-            worker = engine.parts.workers[0].pid
-            async for _ in engine.steps():
-                pass
-    assert not Path(f"/proc/{worker}").exists()
-    events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
-    assert len([event for event in events if event["kind"] == "step_opened"]) == 1
-
-
-async def test_an_interrupt_in_a_commit_waits_for_it_and_keeps_it(tmp_path: Path) -> None:
-    """What is saved on the way out is the step that the weights are after, or a resume would make it twice."""
-    published = 0
-
-    def interrupt(event: Event) -> None:
-        nonlocal published
-        published += isinstance(event, WeightsPublished)
-        if published == 3:  # the first is before any step: the second step's commit is made, and not yet told
-            training.cancel()
-
-    async def train() -> None:
-        async with engine:
-            pids.append(engine.parts.workers[0].pid)
-            async for _ in engine.steps():
-                pass
-
-    settings = config(tmp_path, tiny_model(tmp_path / "model"), max_steps=50, ckpt__interval=100)
-    pids: list[int] = []
-    engine = Engine(settings, on_event=interrupt)
-    training = asyncio.create_task(train())
-    with pytest.raises(asyncio.CancelledError):
-        await training
-    rows = [json.loads(line) for line in (engine.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["policy_version"] == 2
-    (saved,) = (engine.run_dir / "checkpoints").glob("step-*")
-    assert saved.name == f"step-{len(rows):06d}"
-    assert json.loads((saved / "state.json").read_text())["policy_version"] == 2
-    assert len(list((engine.run_dir / "rollouts").glob("step-*"))) == len(rows)
-    # And leaving early ends everything.
-    assert not Path(f"/proc/{pids[0]}").exists()
-    assert not [t for t in asyncio.all_tasks() if t.get_name() in ("gauges", "gradient-stream", "rollouts")]

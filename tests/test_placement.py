@@ -133,6 +133,19 @@ def test_a_cpu_without_bfloat16_instructions_computes_in_float32() -> None:
     assert on([0, 1], flags={"avx2"}, model={"name": "m", "dtype": "bfloat16"}).dtype == "bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("cores", "workers", "expected"), [(2, 1, [[0, 1]]), (2, 2, [[0], [1]]), (4, 3, [[0], [1], [2, 3]]), (1, 1, [[0]])]
+)
+def test_while_nothing_is_generated_trainers_have_all_cores(
+    cores: int, workers: int, expected: list[list[int]]
+) -> None:
+    assert on(range(cores), trainer={"workers": workers}).learning_alone() == expected
+
+
+def test_on_gpus_trainers_stay_where_they_are() -> None:
+    assert on([0, 1], [0, 1]).learning_alone() == []
+
+
 def alone(cores: Sequence[int], gpus: Sequence[int] = (), **sections: object) -> Placement:
     return place_engines(config_from(SMALL | sections), cores=cores, gpus=gpus, cpu_flags=set())
 

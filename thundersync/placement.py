@@ -72,6 +72,11 @@ class Placement(Struct, frozen=True, kw_only=True):
         """Cores that the coordinator and its sandboxes share with the engines; empty: all of them."""
         return self.engine.cpus
 
+    def learning_alone(self) -> list[list[int]]:
+        """Cores of each trainer worker while nothing is generated: all there are; nothing to say on GPUs."""
+        learning = {cpu for place in self.trainers for cpu in place.cpus}
+        return [] if self.on_gpus else _shares(sorted(learning.union(self.engine.cpus)), len(self.trainers))
+
     def sentence(self) -> str:
         """For people."""
         if self.on_gpus:

@@ -12,7 +12,7 @@ from tests.learn import replay as rp
 from tests.learn import test_turns
 from tests.tiny import tiny_model
 from tests.verify.rig import config, link, prover, recorded, scored_turns
-from thundersync.core.types import Scored
+from thundersync.core.types import Failed, Scored
 from thundersync.errors import NothingToVerify
 from thundersync.learn import messages as m
 from thundersync.learn.branch import Branch
@@ -57,7 +57,9 @@ async def test_every_way_of_every_objective_is_found_exact(
     model: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     cfg = config(model, **changes)
-    step = rp.record(42, groups=3, size=5, rewards=(0.0, 1.0), failed=0.1, forked=0.2)
+    step = rp.record(48, groups=2, size=4, rewards=(0.0, 1.0), failed=0.2, forked=0.2)  # as many as `verify` takes
+    assert {type(r.outcome) for r in step.rollouts} == {Scored, Failed}
+    assert max(len(r.sequences) for r in step.rollouts) == 2
     proof = await prover(cfg, [link(cfg, model, tmp_path)]).prove(recorded(step))
     assert proof.ok
     assert {finding.same_bits for finding in proof.findings} == {None, True}

@@ -202,6 +202,12 @@ class Limits(Request, frozen=True, kw_only=True, tag="limits"):
     block_tokens: int | None
 
 
+class Pin(Request, frozen=True, kw_only=True, tag="pin"):
+    """Compute on these cores from now on, with a thread for each."""
+
+    cpus: list[int]
+
+
 class MeasureKl(Request, frozen=True, kw_only=True, tag="measure_kl"):
     """Sum over sampled tokens of policy minus reference logprob, per row: k1, for the reward."""
 
@@ -241,6 +247,7 @@ AnyRequest: TypeAlias = (
     | Floor
     | Compare
     | Limits
+    | Pin
     | MeasureKl
     | Score
     | Save

@@ -10,7 +10,7 @@ import argparse
 import resource
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,8 @@ class Worker:
                 if torch.cuda.is_available():
                     torch.cuda.reset_peak_memory_stats()  # what comes now is measured by itself
                 return _timed(lambda: self._gradient.limit(resident_parts, block_tokens))
+            case m.Pin(cpus=cpus):
+                return _timed(lambda: _pin(cpus))
             case m.MeasureKl(rows=rows):
                 return m.Scores(logprobs=self._gradient.forward.measure_kl(rows))
             case m.Score(token_ids=token_ids):
@@ -96,9 +98,7 @@ class Worker:
                 return m.Done()
 
     def _setup(self, request: m.Setup) -> m.Ready:
-        if request.cpus:
-            pin(request.cpus)
-        torch.set_num_threads(max(1, len(request.cpus)))
+        _pin(request.cpus)
         self._policy, shares_prompts = load_policy(
             request.checkpoint or request.model_path,
             dtype=request.dtype,
@@ -223,6 +223,11 @@ def serve(endpoint: str, parent: int, folder: Path) -> None:
     finally:
         socket.close()
         zmq.Context.instance().term()
+
+
+def _pin(cpus: Sequence[int]) -> None:
+    pin(cpus)
+    torch.set_num_threads(max(1, len(cpus)))
 
 
 def _timed(work: Callable[[], object]) -> m.Done:

@@ -42,6 +42,8 @@ async def prove(config: Config, parts: Parts, placement: Placement, *, say: Call
     worked = await driver.work(0, await parts.source.take(0))
     path = await parts.folder.write_rollouts(0, worked.stream.rollouts)
     say(f"recorded: {path}")
+    for worker, cpus in zip(parts.workers, placement.learning_alone(), strict=False):
+        await worker.call(m.Pin(cpus=cpus), m.Done, limit_s=config.stall_timeout_s)
     prover = Prover(
         config,
         parts.workers,

@@ -28,6 +28,7 @@ import zmq.asyncio
 from sandboxes.base import Command, Result, Sandbox, SandboxSpec
 from thundersync.config import Config
 from thundersync.config_file import config_from
+from thundersync.core.ready_queue import PartRoom
 from thundersync.core.types import Checker, Image, Rollout, Task, UnscoredRollout
 from thundersync.generate.base import EngineStats, Generation, Sampling, TokenScores, WeightArena
 from thundersync.learn import messages as m
@@ -267,7 +268,7 @@ async def measure(groups: int, size: int, turns: int, steps: int, folder: Path) 
         workers=[worker],
         shares_prompts=True,
         prompt_ids=lambda task: renderer.encode(renderer.text(manners.opening(task))),
-        max_parts=2 * groups,
+        parts=PartRoom(most=2 * groups),
         policy_version=0,
         emit=emit,
         keep=keep,

@@ -164,7 +164,7 @@ async def test_a_rollouts_backward_starts_while_its_checker_runs(worker: Worker)
         prefix=[],
         shares_prompts=True,
         max_tokens=100_000,
-        parts=PartRoom(most=4),
+        room=PartRoom(most=4),
         stall_timeout_s=LIMIT_S,
         emit=gate.emit,
     )

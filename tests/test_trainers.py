@@ -1,6 +1,7 @@
 """What each trainer worker is told before it starts."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,20 +57,23 @@ def test_by_default_parts_take_a_twentieth_of_a_gpu_workers_memory_and_the_rest_
 
 
 DECODER = Decoder(
-    layers=2, hidden=16, intermediate=32, heads=4, kv_heads=2, head_size=4, vocabulary=100,
-)  # fmt: skip
+    layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_size=64, vocabulary=49152
+)  # SmolLM2-135M
 
 
-def test_by_default_a_part_takes_the_place_of_activations_on_a_cpu() -> None:
-    config = config_from({"model": {"name": "m"}, "env": {"path": "p"}})
-    whole = 1_000_000
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_by_default_parts_on_a_cpu_take_no_more_than_the_activations_that_they_replace(checkpointing: bool) -> None:
+    raw = {"model": {"name": "m"}, "env": {"path": "p"}, "trainer": {"activation_checkpointing": checkpointing}}
+    whole, lazy = 134_515_008, 8192
     budget = part_budget(
-        config, whole=whole, learning=whole, width=4, workers=1, on_gpus=False, decoder=DECODER
-    )  # fmt: skip
-    token = activation_bytes(DECODER, tokens=1, width=4, checkpointing=False)
-    assert budget.resident == budget.room.most == EVERY_PART
-    assert budget.room.tokens == 4 * whole / token
-    assert budget.room.spare == pytest.approx(SHARE * (4 + 8 + 4) * whole / token)  # of weights, moments, gradient
+        config_from(raw), whole=whole, learning=whole, width=4, workers=1, on_gpus=False, decoder=DECODER
+    )
+    room, part, spare = budget.room, 4 * whole, SHARE * (4 + 8 + 4) * whole  # weights, moments, gradient
+    activations = partial(activation_bytes, DECODER, width=4, checkpointing=checkpointing)
+    assert room.most == (2 if checkpointing else 21)
+    for parts in range(1, room.most + 1):
+        beside = int(lazy + room.spare - parts * room.tokens)
+        assert activations(tokens=max(0, beside)) + parts * part <= activations(tokens=lazy) + spare
 
 
 @pytest.mark.parametrize(("given_gib", "decoder", "most"), [(3.5, DECODER, 3), (3.5, None, 3), (0.0, None, 0)])

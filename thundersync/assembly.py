@@ -313,7 +313,7 @@ async def build(
         workers=workers,
         shares_prompts=ready.shares_prompts,
         prompt_ids=prompt_ids,
-        parts=trainers.parts_allowed(config, placement, shapes=shapes, decoder=decoder_in(base_of(model_path))).room,
+        room=trainers.parts_allowed(config, placement, shapes=shapes, decoder=decoder_in(base_of(model_path))).room,
         policy_version=state.policy_version,
         emit=emit,
         keep=folder.write_rollouts,
@@ -321,7 +321,7 @@ async def build(
         auditor=auditor,
         objective=own.objective,
     )
-    if scorer is None and config.stream.mode == "stream" and not driver.parts.most:
+    if scorer is None and config.stream.mode == "stream" and not driver.room.most:
         text = (
             "stream.partials_gib holds no parts of an open group: backwards wait until a group's rewards are complete "
             "(exact, but with less overlap)"

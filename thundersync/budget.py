@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from thundersync.config import Config
 from thundersync.core.ready_queue import PartRoom
-from thundersync.forecast.memory import FLOAT32, Decoder, activation_bytes, learning_items, total
+from thundersync.forecast.memory import FLOAT32, HEAD_CHUNK_TOKENS, Decoder, activation_bytes, learning_items, total
 from thundersync.recipe import objective_of
 
 SHARE = 0.05
@@ -54,6 +54,16 @@ def part_budget(
         return PartBudget(resident=here, room=PartRoom(most=here + int(config.stream.spill_gib * 2**30 / part)))
     if given or decoder is None:
         return PartBudget(resident=EVERY_PART, room=PartRoom(most=here))
-    token = activation_bytes(decoder, tokens=1, width=width, checkpointing=config.trainer.activation_checkpointing)
-    room = PartRoom(most=EVERY_PART, tokens=part / token, spare=SHARE * held / token)
-    return PartBudget(resident=EVERY_PART, room=room)
+    token = _more_for_a_token(decoder, width=width, checkpointing=config.trainer.activation_checkpointing)
+    tokens, spare = part / token, SHARE * held / token
+    most = int((config.trainer.micro_batch_tokens + spare) / tokens)
+    return PartBudget(resident=EVERY_PART, room=PartRoom(most=most, tokens=tokens, spare=spare))
+
+
+def _more_for_a_token(decoder: Decoder, *, width: int, checkpointing: bool) -> float:
+    """Bytes that a pass of another token has more, beyond what the output head holds for a chunk of them."""
+    one, two = (
+        activation_bytes(decoder, tokens=chunks * HEAD_CHUNK_TOKENS, width=width, checkpointing=checkpointing)
+        for chunks in (1, 2)
+    )
+    return (two - one) / HEAD_CHUNK_TOKENS

@@ -73,7 +73,7 @@ class Placement(Struct, frozen=True, kw_only=True):
         return self.engine.cpus
 
     def learning_alone(self) -> list[list[int]]:
-        """Cores of each trainer worker while nothing is generated: all there are; nothing to say on GPUs."""
+        """Cores of each trainer worker while nothing is generated: the engines' as well; nothing to say on GPUs."""
         learning = {cpu for place in self.trainers for cpu in place.cpus}
         return [] if self.on_gpus else _shares(sorted(learning.union(self.engine.cpus)), len(self.trainers))
 

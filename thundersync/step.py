@@ -98,7 +98,7 @@ class StepDriver:
         workers: Sequence[WorkerLink],
         shares_prompts: bool,
         prompt_ids: Callable[[Task], list[int]],
-        parts: PartRoom,
+        room: PartRoom,
         policy_version: int,
         emit: Callable[[AnyEvent], None],
         keep: Callable[[int, Sequence[Rollout]], Awaitable[Path]],
@@ -106,7 +106,7 @@ class StepDriver:
         auditor: Auditor | None = None,
         objective: SeparableObjective | None = None,
     ) -> None:
-        """`parts`: in each worker. `keep` writes the rollouts of a step that went wrong, and says
+        """`room`: in each worker. `keep` writes the rollouts of a step that went wrong, and says
         where. With a `scorer`, turns are distilled instead of rewarded; an
         `auditor` looks at some steps right before their commit."""
         self._config = config
@@ -117,7 +117,7 @@ class StepDriver:
         self.shares_prompts = shares_prompts
         self._nonfinite_in_a_row = 0
         self._prompt_ids = prompt_ids
-        self.parts = parts
+        self.room = room
         self._keep = keep
         self.scorer = scorer
         self._auditor = auditor
@@ -297,7 +297,7 @@ class StepDriver:
             shares_prompts=self.shares_prompts,
             mode=self._config.stream.mode,
             max_tokens=self._config.trainer.micro_batch_tokens,
-            parts=self.parts,
+            room=self.room,
             stall_timeout_s=self._config.stall_timeout_s,
             emit=self._emit,
             kl_in_reward=kl_in_reward(self._config),

@@ -268,7 +268,7 @@ async def measure(groups: int, size: int, turns: int, steps: int, folder: Path) 
         workers=[worker],
         shares_prompts=True,
         prompt_ids=lambda task: renderer.encode(renderer.text(manners.opening(task))),
-        parts=PartRoom(most=2 * groups),
+        room=PartRoom(most=2 * groups),
         policy_version=0,
         emit=emit,
         keep=keep,

@@ -83,7 +83,7 @@ class Rig:
             workers=self.crew.workers,
             shares_prompts=True,
             prompt_ids=self.script.prompt_ids,
-            parts=PartRoom(most=100),
+            room=PartRoom(most=100),
             policy_version=0,
             emit=self.events.append,
             keep=None,  # type: ignore[arg-type]

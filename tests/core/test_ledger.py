@@ -41,7 +41,7 @@ def score(ledger: Ledger, rollout_id: str, reward: float, tokens: int = 10) -> N
 
 
 def next_pass(ledger: Ledger, max_parts: int = 99, max_tokens: int = 1000, worker: int = 0) -> ready_queue.Pass | None:
-    return ready_queue.next_pass(ledger, max_tokens=max_tokens, parts=PartRoom(most=max_parts), worker=worker)
+    return ready_queue.next_pass(ledger, max_tokens=max_tokens, room=PartRoom(most=max_parts), worker=worker)
 
 
 def begin(ledger: Ledger, ids: list[str], *, in_part: bool, worker: int = 0) -> None:
@@ -153,26 +153,49 @@ def test_where_parts_share_memory_with_passes_a_pass_beside_a_part_is_smaller() 
     """A lazy step's largest pass would have 4 x 20 tokens: beside a part it may have 80 + 10 - 30."""
     ledger = a_ledger(groups=2)
     score(ledger, "g0-0", 0.0, tokens=20)
-    chosen = ready_queue.next_pass(ledger, max_tokens=1000, parts=SHARED)
+    chosen = ready_queue.next_pass(ledger, max_tokens=1000, room=SHARED)
     assert chosen is not None
     begin(ledger, chosen.rollout_ids, in_part=True)
     ledger.worked(chosen.rollout_ids)
     for i in range(4):
         score(ledger, f"g1-{i}", float(i == 0), tokens=20)
-    chosen = ready_queue.next_pass(ledger, max_tokens=1000, parts=SHARED)
+    chosen = ready_queue.next_pass(ledger, max_tokens=1000, room=SHARED)
     assert chosen is not None
     assert len(chosen.rollout_ids) == 3
     assert len(next_pass(ledger).rollout_ids) == 4  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("longest", "streams"), [(20, False), (40, True), (90, False)])
+@pytest.mark.parametrize(("longest", "streams"), [(20, False), (40, True), (90, False), (300, False)])
 def test_where_parts_share_memory_a_part_is_opened_if_the_longest_piece_still_fits_beside_it(
     longest: int, streams: bool
 ) -> None:
     ledger = a_ledger(groups=2, size=2)
     score(ledger, "g0-0", 0.0, tokens=longest)
     room = PartRoom(most=99, tokens=50, spare=10)  # of a lazy step's 2 x longest
-    assert (ready_queue.next_pass(ledger, max_tokens=100, parts=room) is not None) == streams
+    assert (ready_queue.next_pass(ledger, max_tokens=100, room=room) is not None) == streams
+
+
+def test_where_parts_share_memory_a_piece_longer_than_a_pass_streams_too() -> None:
+    ledger = a_ledger(groups=1)
+    score(ledger, "g0-0", 0.0, tokens=300)
+    room = PartRoom(most=99, tokens=2, spare=10)
+    chosen = ready_queue.next_pass(ledger, max_tokens=100, room=room)
+    assert chosen is not None and chosen.advantages is None
+
+
+def test_where_parts_share_memory_a_longer_piece_that_comes_later_waits_for_its_group() -> None:
+    ledger = a_ledger(groups=1, size=8)
+    score(ledger, "g0-0", 0.0, tokens=50)
+    room = PartRoom(most=99, tokens=100, spare=0)
+    chosen = ready_queue.next_pass(ledger, max_tokens=400, room=room)
+    assert chosen is not None
+    begin(ledger, chosen.rollout_ids, in_part=True)
+    ledger.worked(chosen.rollout_ids)
+    score(ledger, "g0-1", 0.0, tokens=400)
+    assert ready_queue.next_pass(ledger, max_tokens=400, room=room) is None  # 400 + 100 is more than lazy's 400
+    score(ledger, "g0-2", 0.0, tokens=40)
+    chosen = ready_queue.next_pass(ledger, max_tokens=400, room=room)
+    assert chosen is not None and chosen.rollout_ids == ["g0-2"]
 
 
 def test_a_pass_keeps_within_its_tokens_but_takes_one_piece_of_any_length() -> None:
@@ -192,10 +215,10 @@ def test_lazy_waits_for_the_last_reward_of_the_step() -> None:
     ledger = a_ledger(groups=2)
     for i in range(4):
         score(ledger, f"g0-{i}", float(i == 0))
-    assert ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="lazy") is None
+    assert ready_queue.next_pass(ledger, max_tokens=99, room=PartRoom(most=9), mode="lazy") is None
     for i in range(4):
         score(ledger, f"g1-{i}", 0.0)
-    chosen = ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="lazy")
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, room=PartRoom(most=9), mode="lazy")
     assert chosen is not None
     assert chosen.group_id == "g0"
 
@@ -205,9 +228,9 @@ def test_group_mode_waits_for_the_last_reward_of_a_group_and_works_it_with_final
     for i in range(3):
         score(ledger, f"g0-{i}", float(i == 0))
     score(ledger, "g1-0", 1.0)
-    assert ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="group") is None
+    assert ready_queue.next_pass(ledger, max_tokens=99, room=PartRoom(most=9), mode="group") is None
     score(ledger, "g0-3", 0.0)
-    chosen = ready_queue.next_pass(ledger, max_tokens=99, parts=PartRoom(most=9), mode="group")
+    chosen = ready_queue.next_pass(ledger, max_tokens=99, room=PartRoom(most=9), mode="group")
     assert chosen is not None
     assert chosen.group_id == "g0"
     assert chosen.advantages is not None
@@ -273,7 +296,7 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
 
     def work(worker: int) -> bool:
         room = PartRoom(most=parts, tokens=shared, spare=10)
-        chosen = ready_queue.next_pass(ledger, max_tokens=max_tokens, parts=room, worker=worker)
+        chosen = ready_queue.next_pass(ledger, max_tokens=max_tokens, room=room, worker=worker)
         if chosen is None:
             return False
         if chosen.held:

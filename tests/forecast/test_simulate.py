@@ -162,7 +162,7 @@ def test_held_gradients_start_while_the_checker_runs() -> None:
 
 
 def test_without_room_for_parts_streaming_waits_for_its_groups() -> None:
-    trace = step([(1, 0.0, 2), (9, 1.0, 2)], [(3, 0.0, 2), (8, 1.0, 2)], parts=PartRoom(most=0))
+    trace = step([(1, 0.0, 2), (9, 1.0, 2)], [(3, 0.0, 2), (8, 1.0, 2)], room=PartRoom(most=0))
     assert seconds(trace, "stream") == seconds(trace, "group")
 
 

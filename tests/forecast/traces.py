@@ -42,7 +42,7 @@ def rewarded(
             "pass_s": draw(SECONDS),
             "close_s": draw(SECONDS),
             "max_tokens": draw(st.integers(1, 6)),
-            "parts": PartRoom(
+            "room": PartRoom(
                 most=draw(st.sampled_from([0, 1, 2, 3, 4, 100])), tokens=draw(st.sampled_from([0.0, 1.5]))
             ),
         }

@@ -205,7 +205,7 @@ async def replay(
         shares_prompts=workers[0]._gradient._prompts.shares,
         mode=mode,
         max_tokens=max_tokens,
-        parts=PartRoom(most=max_parts),
+        room=PartRoom(most=max_parts),
         stall_timeout_s=30,
         emit=lambda event: None,
         kl_in_reward=kl_in_reward,

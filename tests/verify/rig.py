@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from tests.learn import replay as rp
 from thundersync.config import Config
 from thundersync.config_file import config_from
-from thundersync.core.ready_queue import PartRoom
 from thundersync.core.turn_ledger import TurnKey
 from thundersync.core.types import Rollout, SampledTurn
 from thundersync.learn import messages as m
@@ -60,7 +59,7 @@ def prover(config: Config, links: Sequence[Link], *, shares_prompts: bool = True
         config,
         links,  # type: ignore[arg-type]
         shares_prompts=shares_prompts,
-        parts=PartRoom(most=max_parts),
+        max_parts=max_parts,
         dtype="float32",
         bits_repeat=True,
         say=lambda text: None,

@@ -75,7 +75,7 @@ def driver(
         workers=[own],  # type: ignore[list-item]
         shares_prompts=True,
         prompt_ids=lambda task: prompts[task.task_id],
-        parts=PartRoom(most=100),
+        room=PartRoom(most=100),
         policy_version=0,
         emit=feed,
         keep=kept,

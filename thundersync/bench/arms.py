@@ -118,7 +118,7 @@ class ArmDriver:
             workers=crew.workers,
             shares_prompts=run.shares_prompts,
             prompt_ids=script.prompt_ids,
-            parts=run.parts,
+            room=run.room,
             policy_version=0,
             emit=self._emit,
             keep=keep,

@@ -64,7 +64,7 @@ def bench_once(
                 rules(own),
                 workers=len(parts.workers),
                 engines=len(parts.generators),
-                parts=parts.driver.parts,
+                room=parts.driver.room,
             )
         results = results_of(
             measured,

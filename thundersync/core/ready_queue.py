@@ -10,6 +10,8 @@ What finds no room waits as tokens until its cohort is complete, and goes direct
 A complete flat group never appears, unless a KL or entropy term asks for it.
 """
 
+import math
+
 from msgspec import Struct
 
 from thundersync.core.advantage import is_flat
@@ -47,64 +49,71 @@ class Pass(Struct, frozen=True, kw_only=True):
 
 
 def next_pass(
-    ledger: Ledger, *, max_tokens: int, parts: PartRoom, worker: int = 0, mode: StreamMode = "stream"
+    ledger: Ledger, *, max_tokens: int, room: PartRoom, worker: int = 0, mode: StreamMode = "stream"
 ) -> Pass | None:
     """The best pass for `worker` now, or None.
 
-    `max_tokens` bounds rows x longest row (one piece always fits). `parts`: without room for one, a piece waits as
+    `max_tokens` bounds rows x longest row (one piece always fits). Without `room` for a part, a piece waits as
     tokens until its cohort is complete (exact, only less overlap). `mode`: a piece may also have to wait for its whole
     cohort (`group`), or for every reward of the step (`lazy`); its advantage is final then.
     """
     if mode == "lazy" and not all(cohort.complete for cohort in ledger.cohorts):
         return None
-    room = _Room(ledger, max_tokens, parts)
+    space, held = _Space(ledger, max_tokens, room), parts_in_use(ledger, worker)
     waiting = [(cohort, group) for cohort in ledger.cohorts for group in cohort.groups if group.ready]
     direct = [(cohort, group) for cohort, group in waiting if cohort.complete]
     if direct:
         cohort, group = min(direct, key=lambda each: len(each[1].ready))
-        members = _fill(group.ready, room.beside(parts_in_use(ledger, worker)))
+        members = _fill(group.ready, space.tokens(held))
         return _pass(cohort, group, members, [ledger.advantage(m.rollout_id) for m in members])
     if mode != "stream":
         return None
-    held = parts_in_use(ledger, worker)
-    full = not room.fits(held + 1)
+
+    def fits(cohort: Cohort, member: Member) -> bool:
+        opens = _opens_part(cohort, member.reward, worker)
+        return space.fits(held + 1) if opens else space.fits(held, beside=member)
+
     streamed = [
         (cohort, group, reward)
         for cohort, group in waiting
         if ledger.may_stream(group)
-        for reward in dict.fromkeys(member.reward for member in group.ready)
-        if not (full and _opens_part(cohort, reward, worker))
+        for reward in dict.fromkeys(member.reward for member in group.ready if fits(cohort, member))
     ]
     if not streamed:
-        return None if full else _held(ledger, worker)
+        return _held(ledger, worker) if space.fits(held + 1) else None
     cohort, group, reward = min(streamed, key=lambda each: _order(each[0], each[1], each[2], worker))
-    beside = room.beside(held + _opens_part(cohort, reward, worker))
-    return _pass(cohort, group, _fill([m for m in group.ready if m.reward == reward], beside), None)
+    tokens = space.tokens(held + _opens_part(cohort, reward, worker))
+    members = [member for member in group.ready if member.reward == reward and fits(cohort, member)]
+    return _pass(cohort, group, _fill(members, tokens), None)
 
 
-class _Room:
+class _Space:
     """Of one worker at one moment."""
 
-    def __init__(self, ledger: Ledger, max_tokens: int, parts: PartRoom) -> None:
-        self._max_tokens, self._parts = max_tokens, parts
+    def __init__(self, ledger: Ledger, max_tokens: int, room: PartRoom) -> None:
+        self._max_tokens, self._room = max_tokens, room
         self._longest = self._lazy = 0.0
         """Tokens of the longest piece so far, and of a lazy step's largest pass if others become as long."""
-        if parts.tokens:
+        if room.tokens:
             for group in ledger.groups.values():
                 if sizes := [member.rows * member.longest for member in group.members.values() if member.longest]:
                     self._longest = max(self._longest, *sizes)
                     self._lazy = max(self._lazy, len(group.members) * sum(sizes) / len(sizes))
-            self._lazy = min(self._lazy, max_tokens)
+            self._lazy = max(self._longest, min(self._lazy, max_tokens))  # one piece always makes a pass
 
-    def beside(self, parts: int) -> int:
-        """Tokens of a pass while so many parts are held."""
-        if not parts or not self._parts.tokens:
-            return self._max_tokens
-        return min(self._max_tokens, int(self._lazy + self._parts.spare - parts * self._parts.tokens))
+    def tokens(self, parts: int) -> int:
+        """Of a pass while so many parts are held."""
+        return int(min(self._max_tokens, self._beside(parts)))
 
-    def fits(self, parts: int) -> bool:
-        """So many parts can be held, whichever piece is worked beside them."""
-        return parts <= self._parts.most and (not self._parts.tokens or self._longest <= self.beside(parts))
+    def fits(self, parts: int, *, beside: Member | None = None) -> bool:
+        """So many parts can be held beside a pass over this piece; None: over any of the pieces so far."""
+        longest = self._longest if beside is None else beside.rows * beside.longest
+        return parts <= self._room.most and longest <= self._beside(parts)
+
+    def _beside(self, parts: int) -> float:
+        if not parts or not self._room.tokens:
+            return math.inf
+        return self._lazy + self._room.spare - parts * self._room.tokens
 
 
 def queued(ledger: Ledger) -> int:

@@ -99,7 +99,7 @@ class RewardBook:
         chosen = ready_queue.next_pass(
             self._ledger,
             max_tokens=self._trace.max_tokens,
-            parts=self._trace.parts,
+            room=self._trace.room,
             worker=worker,
             mode=self._mode,
         )

@@ -82,7 +82,7 @@ class StepTrace(Struct, frozen=True, kw_only=True):
     """Of a pass: rows x longest row (`trainer.micro_batch_tokens`)."""
     longest: int = 0
     """Distilling: tokens a rollout may reach (`model.max_model_len`); as many are begun as fit `max_tokens`."""
-    parts: PartRoom = PartRoom(most=NO_LIMIT)
+    room: PartRoom = PartRoom(most=NO_LIMIT)
     """Of a worker's memory, for open groups."""
     objective: Objective = Objective()
     min_group_size: int = 2

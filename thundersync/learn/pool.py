@@ -72,7 +72,7 @@ class PartPool:
             (self._away if part.spilled else self._here).append(part.home)
 
     def _new(self, *, spilled: bool) -> Tensor:
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and self._size >= SLAB:
             _let_go()
         if spilled:
             return torch.zeros(self._size, dtype=self._dtype, pin_memory=self._device.type == "cuda")

@@ -40,12 +40,12 @@ class GradientStream:
         shares_prompts: bool,
         mode: StreamMode = "stream",
         max_tokens: int,
-        parts: ready_queue.PartRoom,
+        room: ready_queue.PartRoom,
         stall_timeout_s: float,
         emit: Callable[[AnyEvent], None],
         kl_in_reward: float = 0.0,
     ) -> None:
-        """`parts`: of each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
+        """`room`: of each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
         before it lands."""
         self.ledger = ledger
         self._workers = workers
@@ -55,7 +55,7 @@ class GradientStream:
         self._shares_prompts = shares_prompts
         self._mode = mode
         self._max_tokens = max_tokens
-        self._parts = parts
+        self._room = room
         self._stall_timeout_s = stall_timeout_s
         self._emit = emit
         self._kl_in_reward = kl_in_reward
@@ -160,7 +160,7 @@ class GradientStream:
             chosen = ready_queue.next_pass(
                 self.ledger,
                 max_tokens=self._max_tokens,
-                parts=self._parts,
+                room=self._room,
                 worker=worker.index,
                 mode=self._mode,
             )

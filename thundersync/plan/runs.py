@@ -58,7 +58,7 @@ def read_run(folder: Path) -> RecordedRun:
             workers=max(1, started.trainer_workers) if started is not None else 1,
             on_gpus=started is not None and started.on_gpus,
         )
-        steps = [structs.replace(step, parts=allowed.room) for step in traces.steps]
+        steps = [structs.replace(step, room=allowed.room) for step in traces.steps]
         traces = structs.replace(traces, steps=steps)
     count = len(traces.steps)
     return RecordedRun(

@@ -53,7 +53,7 @@ class Arm(Struct, frozen=True, kw_only=True):
     """A rollout a pass."""
     parts: int | None = None
     """So many parts fit in memory; pieces that find no room wait as tokens until they can go straight into the sums.
-    None: as many as the configuration allows."""
+    None: as many as the configuration allows at most, whatever lies beside them."""
     spilled: bool = False
     """Parts live in host memory and visit the device."""
     held: bool = False
@@ -110,7 +110,7 @@ class Replayer:
         workers: Sequence[WorkerLink],
         *,
         shares_prompts: bool,
-        parts: PartRoom,
+        max_parts: int,
         objective: SeparableObjective | None = None,
     ) -> None:
         """`objective` in the place of the configuration's."""
@@ -118,7 +118,7 @@ class Replayer:
         self._objective = objective or objective_of(config)
         self._workers = workers
         self._shares_prompts = shares_prompts
-        self._parts = parts
+        self._max_parts = max_parts
 
     async def work(self, recording: Recording, arm: Arm) -> GradientStream | TurnStream:
         """Until the step owes nothing; its gradient is then in the workers."""
@@ -181,7 +181,7 @@ class Replayer:
             shares_prompts=self._shares_prompts,
             mode=arm.mode,
             max_tokens=self._max_tokens(arm),
-            parts=self._parts if arm.parts is None else PartRoom(most=arm.parts),
+            room=PartRoom(most=self._max_parts if arm.parts is None else arm.parts),
             stall_timeout_s=self._config.stall_timeout_s,
             emit=_unheard,
             kl_in_reward=kl_in_reward(self._config),

@@ -14,7 +14,7 @@ from msgspec import structs
 from thundersync.assembly import Parts
 from thundersync.config import DISTILLING, Config
 from thundersync.core.objective import SeparableObjective
-from thundersync.core.ready_queue import PARTS_PER_COHORT, PartRoom
+from thundersync.core.ready_queue import PARTS_PER_COHORT
 from thundersync.core.types import Failed, RolloutId
 from thundersync.errors import NothingToVerify
 from thundersync.learn import messages as m
@@ -48,7 +48,7 @@ async def prove(config: Config, parts: Parts, placement: Placement, *, say: Call
         config,
         parts.workers,
         shares_prompts=driver.shares_prompts,
-        parts=driver.parts,
+        max_parts=driver.room.most,
         dtype=placement.dtype,
         bits_repeat=not placement.on_gpus,
         say=say,
@@ -89,21 +89,23 @@ class Prover:
         workers: Sequence[WorkerLink],
         *,
         shares_prompts: bool,
-        parts: PartRoom,
+        max_parts: int,
         dtype: Dtype,
         bits_repeat: bool,
         say: Callable[[str], None],
         objective: SeparableObjective | None = None,
     ) -> None:
-        """`parts`: of each worker; `bits_repeat`: the same kernels on the same numbers give the same bits."""
+        """`max_parts` of each worker; `bits_repeat`: the same kernels on the same numbers give the same bits."""
         self._config = config
         self._objective = objective or objective_of(config)
         self._name = config.algo.type if objective is None else type(objective).__name__
         self._whole_step = self._objective.cohort == "step"
         self._workers = workers
-        self._replayer = Replayer(config, workers, shares_prompts=shares_prompts, parts=parts, objective=objective)
+        self._replayer = Replayer(
+            config, workers, shares_prompts=shares_prompts, max_parts=max_parts, objective=objective
+        )
         self._shares_prompts = shares_prompts
-        self._parts = parts
+        self._max_parts = max_parts
         self._dtype: Dtype = dtype
         self._bits_repeat = bits_repeat
         self._say = say
@@ -177,16 +179,16 @@ class Prover:
         if self._floor is None:
             await self.refer(self._rollout_book(recording, rewards))
         may_be_cut = self._shares_prompts and self._config.algo.mismatch != "seq_mask"
-        if not self._parts.most:
+        if not self._max_parts:
             self._notes.append("stream.partials_gib has no room for parts: pieces wait as tokens, then go direct")
         arms = reward_arms(
             recording,
-            max_parts=self._parts.most,
+            max_parts=self._max_parts,
             may_be_cut=may_be_cut,
             may_be_held=not self._objective.weights(1).known,
         )
         await self._work_all(recording, list(arms))
-        if self._parts.most >= PARTS_PER_COHORT and not rec.folds(recording, rewards, whole_step=self._whole_step):
+        if self._max_parts >= PARTS_PER_COHORT and not rec.folds(recording, rewards, whole_step=self._whole_step):
             await self._prove_folding(recording)
 
     async def _prove_folding(self, recording: Recording) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from thundersync.checkpoints import Checkpoints, CheckpointState
-from thundersync.errors import ResumeError
+from thundersync.errors import CheckpointFailed, ResumeError
 
 
 def state(step: int) -> CheckpointState:
@@ -39,7 +39,7 @@ async def test_a_checkpoint_that_was_cut_short_does_not_count(tmp_path: Path) ->
         (Path(draft) / "half").write_text("")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointFailed, match=r"disk full\n  -> Free space"):
         await checkpoints.save(state(2), tokenizer_from=tmp_path, write=fail)
     found = checkpoints.latest()
     assert found is not None

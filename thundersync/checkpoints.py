@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from thundersync.errors import ResumeError
+from thundersync.errors import CheckpointFailed, ResumeError
 
 STATE_FILE = "state.json"
 TOKENIZER_FILES = (
@@ -51,7 +51,10 @@ class Checkpoints:
     async def save(
         self, state: CheckpointState, *, tokenizer_from: Path, write: Callable[[str], Awaitable[object]]
     ) -> Path:
-        """Make `step-000010`: `write` fills a draft folder, then one rename makes it count. Returns its path."""
+        """Make `step-000010`: `write` fills a draft folder, then one rename makes it count. Returns its path.
+
+        Raises: CheckpointFailed, and what `write` raises.
+        """
         target = self._folder / f"step-{state.step:06d}"
         draft = self._folder / f".{target.name}.tmp"
         if (target / STATE_FILE).is_file():
@@ -60,12 +63,14 @@ class Checkpoints:
         # that what is saved is what `state` says.
         for cut_short in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(cut_short, ignore_errors=True)
-        draft.mkdir(parents=True)
         try:
+            draft.mkdir(parents=True)
             await write(str(draft))
             await asyncio.to_thread(self._complete, draft, target, state, tokenizer_from)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)  # half a checkpoint would keep a full disk full
+            if isinstance(error, OSError):
+                raise CheckpointFailed(str(error)) from error
             raise
         return target
 

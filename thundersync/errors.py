@@ -89,6 +89,12 @@ class LedgerError(ThundersyncError):
 class CheckpointFailed(ThundersyncError):
     """A checkpoint could not be written; the run and the checkpoints before it are whole."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the checkpoint could not be written: {why}",
+            remedy="Free space on that disk, then continue with --resume.",
+        )
+
 
 class StepWithoutScore(ThundersyncError):
     """Not one rollout of a step could be scored: the world is down, and going on would burn the run."""

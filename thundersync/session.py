@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -213,7 +214,7 @@ async def _guarded(work: Coroutine[Any, Any, None], console: Console, voice: Voi
 
 def _tell(error: BaseException, console: Console) -> int:
     """Every distinct cause once, in plain words; anything unexpected with its traceback."""
-    causes = _leaves(error)
+    causes = [_named(cause) for cause in _leaves(error)]
     known = [cause for cause in causes if isinstance(cause, ThundersyncError) or hasattr(cause, "remedy")]
     for text in dict.fromkeys(str(cause) for cause in known):
         console.print("[bold red]error:[/] ", end="")
@@ -221,6 +222,13 @@ def _tell(error: BaseException, console: Console) -> int:
     if len(known) < len(causes):
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
+
+
+def _named(error: BaseException) -> BaseException:
+    """A full disk is met wherever something is written."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ThundersyncError(str(error), remedy="Free space on that disk, then continue with --resume.")
+    return error
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -116,8 +117,13 @@ class Run:
     def read_events(self) -> list[dict[str, object]]:
         if not self.events.is_file():
             return []
-        lines = self.events.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        events = []
+        for line in self.events.read_bytes().split(b"\n")[:-1]:
+            with contextlib.suppress(
+                json.JSONDecodeError
+            ):  # a line that was torn by a full disk; a resumed run ends it
+                events.append(json.loads(line))
+        return events
 
     def note_children(self) -> None:
         """Remember every process the run has started so far."""

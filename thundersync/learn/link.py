@@ -110,10 +110,7 @@ class WorkerLink:
         if isinstance(reply, expected):
             return reply
         if isinstance(reply, m.NotSaved):
-            raise CheckpointFailed(
-                f"the checkpoint could not be written: {reply.error}",
-                remedy="Free space on that disk, then continue with --resume.",
-            )
+            raise CheckpointFailed(reply.error)
         if isinstance(reply, m.Broken):
             if reply.by_another and (culprit := await self._killed_fellow()):
                 raise culprit

@@ -148,8 +148,10 @@ def test_a_killed_engine_is_restarted_a_full_disk_ends_the_run_and_a_killed_trai
     filler.unlink()
     saved = int(sorted((run.events.parent / "checkpoints").glob("step-*"))[-1].name[5:])
     assert saved > committed
+    committed = count(run.read_events(), "step_committed")
     again = start("--resume", "--set", "stream.mode=lazy")
-    again.until(lambda events: bool(rows(again)) and len(rows(again)) > saved)
+    again.until(lambda events: count(events, "step_committed") > committed)
+    assert len(rows(again)) > saved
     assert [row["step"] for row in rows(again)] == list(range(len(rows(again))))
     again.child("thundersync.learn.worker").kill()
     assert again.wait(limit_s=30) == 1

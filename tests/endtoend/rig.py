@@ -102,7 +102,7 @@ class Run:
     def events(self) -> Path:
         return self.folder / "runs" / "run" / "events.jsonl"
 
-    def until(self, condition: Callable[[list[dict[str, object]]], bool], *, limit_s: float = 120.0) -> None:
+    def until(self, condition: Callable[[list[dict[str, object]]], bool], *, limit_s: float = 240.0) -> None:
         """Wait until the events so far satisfy `condition`; fails when the run ends or the limit passes first."""
         deadline = time.monotonic() + limit_s
         while not condition(self.read_events()):

@@ -106,9 +106,9 @@ class StepDriver:
         auditor: Auditor | None = None,
         objective: SeparableObjective | None = None,
     ) -> None:
-        """`room`: in each worker. `keep` writes the rollouts of a step that went wrong, and says
-        where. With a `scorer`, turns are distilled instead of rewarded; an
-        `auditor` looks at some steps right before their commit."""
+        """`room`: for parts of open cohorts, in each worker. `keep` writes the rollouts of a step that went wrong, and
+        says where. With a `scorer`, turns are distilled instead of rewarded; an `auditor` looks at some steps right
+        before their commit."""
         self._config = config
         self._runner = runner
         self._generators = generators

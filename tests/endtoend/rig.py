@@ -119,9 +119,7 @@ class Run:
             return []
         events = []
         for line in self.events.read_bytes().split(b"\n")[:-1]:
-            with contextlib.suppress(
-                json.JSONDecodeError
-            ):  # a line that was torn by a full disk; a resumed run ends it
+            with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk: a resumed run only ends such a line
                 events.append(json.loads(line))
         return events
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,14 +41,25 @@ def start(tmp_path: Path, model: Path) -> Iterator[object]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Where the runs are: a disk of 64 MiB."""
+def small_disk(tmp_path: Path) -> Iterator[Path | None]:
+    """Where the runs are: a disk of 64 MiB; None where none can be made."""
     runs = tmp_path / "runs"
     runs.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(runs)], check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
+        warnings.warn("A FULL DISK IS NOT TRIED: mounting a small one needs root", stacklevel=1)
+        yield None
+        return
     yield runs
     subprocess.run(["umount", str(runs)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """To the last byte. Gives the file to remove."""
+    filler = disk / "filler"
+    with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    return filler
 
 
 def rows(run: Run) -> list[dict[str, float]]:
@@ -128,7 +140,7 @@ def test_an_interrupt_leaves_nothing(start, moment: str, backend: str) -> None: 
     ],
 )
 def test_a_killed_engine_is_restarted_a_full_disk_ends_the_run_and_a_killed_trainer_its_second(  # type: ignore[no-untyped-def]
-    start, small_disk: Path, backend: str, process: str
+    start, small_disk: Path | None, backend: str, process: str
 ) -> None:
     run = start(max_steps=200, engine__backend=backend)
     run.until(lambda events: count(events, "step_committed") > 0)
@@ -136,16 +148,17 @@ def test_a_killed_engine_is_restarted_a_full_disk_ends_the_run_and_a_killed_trai
     run.until(lambda events: any("restarted" in str(event.get("text")) for event in events))
     committed = count(run.read_events(), "step_committed")
     run.until(lambda events: count(events, "step_committed") > committed + 1)
-    filler = small_disk / "filler"
-    with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    assert run.wait() == 1, run.text()
-    assert "No space left" in run.text() and "Free space" in run.text()
-    assert "Traceback" not in run.text()
-    assert not list(small_disk.rglob(".step-*"))
+    if small_disk is not None:
+        filler = fill(small_disk)
+        assert run.wait() == 1, run.text()
+        assert "No space left" in run.text() and "Free space" in run.text()
+        assert "Traceback" not in run.text()
+        assert not list(small_disk.rglob(".step-*"))
+        filler.unlink()
+    else:
+        run.signal(signal.SIGINT)
+        assert run.wait(limit_s=60) == 130, run.text()
     assert run.left_behind() == []
-    filler.unlink()
     saved = int(sorted((run.events.parent / "checkpoints").glob("step-*"))[-1].name[5:])
     assert saved > committed
     committed = count(run.read_events(), "step_committed")

@@ -45,7 +45,7 @@ class GradientStream:
         emit: Callable[[AnyEvent], None],
         kl_in_reward: float = 0.0,
     ) -> None:
-        """`room`: of each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
+        """`room`: for parts, in each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
         before it lands."""
         self.ledger = ledger
         self._workers = workers

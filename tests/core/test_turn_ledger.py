@@ -48,7 +48,7 @@ def test_every_turn_is_worked_once_and_in_order(
                 swept.add(branch)
             else:
                 assert branch not in held
-        assert ledger.begun(worker) * 60 <= max_tokens or chosen.how != "turns"
+        assert ledger.begun(worker) <= max(1, max_tokens // 60) or chosen.how != "turns"
         ledger.worked(chosen)
         return True
 
@@ -127,6 +127,18 @@ def test_a_backlog_is_packed_and_an_idle_worker_starts_a_running_rollout() -> No
     ledger.begin(work, 0)
     work = next_work(ledger, worker=1, streams=True, max_tokens=99, longest=30)
     assert work is not None and work.how == "turns" and work.turns == [running]
+
+
+def test_one_rollout_streams_whatever_length_it_may_reach() -> None:
+    ledger = TurnLedger({"g": ["a", "b"]})
+    for rollout in "ab":
+        sample(ledger, TurnKey(rollout, 1, 0, 0))
+        ledger.scored(TurnKey(rollout, 1, 0, 0))
+    work = next_work(ledger, worker=0, streams=True, max_tokens=8192, longest=32_768)
+    assert work is not None and work.how == "turns"
+    ledger.begin(work, 0)
+    ledger.worked(work)
+    assert next_work(ledger, worker=0, streams=True, max_tokens=8192, longest=32_768) is None  # the other waits
 
 
 def test_a_turn_scored_twice_or_after_its_rollouts_end_is_refused() -> None:

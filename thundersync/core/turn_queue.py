@@ -17,7 +17,8 @@ def next_work(
     """The best work for `worker` now, or None.
 
     `streams`: turns may be worked before their rollout has ended. `max_tokens` bounds a pass (rows x longest row), and
-    the tokens whose graphs wait for a sweep: so many rollouts are begun as fit if each becomes `longest` tokens long.
+    the tokens whose graphs wait for a sweep: so many rollouts are begun as fit if each becomes `longest` tokens long,
+    and one always (its whole sequence would make one pass too).
     `mode`: a turn may also have to wait until every turn of its group is scored (`group`), or of the step (`lazy`).
     """
     if mode == "lazy" and not ledger.all_whole:
@@ -29,15 +30,16 @@ def next_work(
     own = [b for b in live if b.worker == worker]
     if swept := next((b for b in own if b.whole and not b.ready), None):
         return TurnWork(group_id=swept.group_id, branches=[swept.branch_id], turns=[], how="sweep")
-    if begun := next((b for b in own if b.in_order), None):
-        return _turns(begun)
+    if continued := next((b for b in own if b.in_order), None):
+        return _turns(continued)
     whole: dict[GroupId, list[Branch]] = defaultdict(list)
     for branch in live:
         if branch.worker is None and branch.whole:
             whole[branch.group_id].append(branch)
     if whole:
         return _rows(max(whole.values(), key=len), max_tokens)
-    if not streams or (ledger.begun(worker) + 1) * longest > max_tokens:
+    begun = ledger.begun(worker)
+    if not streams or (begun and (begun + 1) * longest > max_tokens):
         return None
     fresh = [b for b in live if b.worker is None and b.in_order]
     return _turns(max(fresh, key=lambda b: len(b.ready))) if fresh else None

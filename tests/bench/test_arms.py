@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from thundersync.bench.arms import ArmDriver, Measured
 from thundersync.bench.crew import Crew
 from thundersync.bench.pairs import pairs_of
 from thundersync.bench.processes import PeakMemory, Processes
-from thundersync.bench.protocol import Measurements
+from thundersync.bench.protocol import Bench, Measurements
 from thundersync.bench.replay import Script
 from thundersync.bench.results import Results, operations, results_of
 from thundersync.bench.workload import Workload, drawn
@@ -140,6 +141,37 @@ async def test_distilled_turns_are_replayed_in_every_arm_too(tmp_path: Path) -> 
         assert step.metrics["empty"] == 0.0
         scored = max(event.at_s for event in step.events if isinstance(event, e.TurnScored))
         assert arm != "lazy" or begun(step) >= scored
+
+
+async def test_no_arm_is_measured_before_adams_moments_exist(tmp_path: Path) -> None:
+    """Whichever comes first: without them its peak would be told 8 bytes a parameter too low."""
+    rig = Rig(tmp_path)
+    rig.config = msgspec.structs.replace(rig.config, bench=BenchConfig(arms=("stream", "lazy"), repeats=1))
+    moments: list[bool] = []
+
+    class Bench_(Bench):
+        async def _hire(self, stack: object) -> None:
+            self._drivers = {arm: driver(arm) for arm in ("stream", "lazy")}
+            self._crew = rig.crew
+
+    def driver(arm: BenchArm) -> ArmDriver:
+        found = rig.driver(arm)
+        rig.waits_for_a_pass = False
+        reset = found._memory.reset
+
+        def watched() -> None:
+            moments.append(bool(rig.worker._optimizer.adamw.state))
+            reset()
+
+        found._memory.reset = watched  # type: ignore[method-assign]
+        return found
+
+    parts = SimpleNamespace(driver=SimpleNamespace(policy_version=0), gauges=SimpleNamespace(take_lag=lambda: 0.0))
+    said: list[str] = []
+    bench = Bench_(rig.config, parts, None, rig.workload, say=said.append)  # type: ignore[arg-type]
+    found = await bench.run()
+    assert moments == [True, True]
+    assert set(found.peak_gib) == set(found.steps) == {"stream", "lazy"}
 
 
 Measurement = tuple[Rig, dict[BenchArm, list[Measured]]]

@@ -159,6 +159,7 @@ class ArmDriver:
         return Measured(
             arm=self.arm,
             number=number,
+        self.crew.committed |= not result.empty
             timeline=self._watch.timeline(
                 began_s=began_s, step_s=result.metrics["step_s"], workers=len(self.crew.workers)
             ),

@@ -39,6 +39,8 @@ class Crew:
         self.generators = list(generators)
         self.workers = list(workers)
         self.arena = arena
+        self.committed = False
+        """Its workers have made an optimizer step: from the first one on they hold Adam's moments."""
 
     @property
     def seats(self) -> Sequence[Generator]:

@@ -47,7 +47,9 @@ BENCH = BenchConfig(
 class Rig:
     """One worker and one engine for all arms."""
 
-    def __init__(self, folder: Path, *, distils: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, distils: bool = False, bench: BenchConfig = BENCH, stream: dict[str, str] | None = None
+    ) -> None:
         self.model = tiny_model(folder / "model")
         self.config: Config = config_from(
             {
@@ -57,9 +59,10 @@ class Rig:
                 "env": {"path": "unused"},
                 **({"algo": {"type": "opd", "group_size": 3, "prompts_per_step": 2}} if distils else {}),
                 **({"teacher": {"name": "a fake"}} if distils else {}),
+                "stream": stream or {},
             }
         )
-        self.workload: Workload = drawn(BENCH, groups=2, size=3, seed=SEED)
+        self.workload: Workload = drawn(bench, groups=2, size=3, seed=SEED)
         self.worker = Worker()
         ready = self.worker.answer(setup(self.model, folder / "weights", terms=terms_of(self.config)))
         link = InProcessLink(self.worker)
@@ -172,6 +175,21 @@ async def test_no_arm_is_measured_before_adams_moments_exist(tmp_path: Path) -> 
     found = await bench.run()
     assert moments == [True, True]
     assert set(found.peak_gib) == set(found.steps) == {"stream", "lazy"}
+
+
+async def test_a_step_that_releases_at_the_content_learns_while_its_checkers_run(tmp_path: Path) -> None:
+    bench = msgspec.structs.replace(BENCH, tool_s=0.0, score_s=2.0)
+    rig = Rig(tmp_path, bench=bench, stream={"release": "content"})
+    assert rules(rig.config).holds
+    version = 0
+    for arm, waits in (("stream", False), ("group", True), ("lazy", True)):
+        driver = rig.driver(arm)  # type: ignore[arg-type]
+        rig.waits_for_a_pass = False
+        await driver.take_over(version, rig.crew)
+        step = await driver.step(0)
+        version = driver.policy_version
+        landed = min(event.at_s for event in step.events if isinstance(event, e.RolloutScored))
+        assert (begun(step) > landed) == waits, arm
 
 
 Measurement = tuple[Rig, dict[BenchArm, list[Measured]]]

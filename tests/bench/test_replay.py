@@ -5,7 +5,7 @@ import pytest
 from tests.fakes import Asked, FakeGenerator, Reply
 from thundersync.bench.replay import ReplayAgent, Script
 from thundersync.bench.workload import GroupWork, RolloutWork, StepWork, TurnWork, Workload
-from thundersync.core.types import Failed, Rollout, SampledTurn, Scored
+from thundersync.core.types import Failed, FinalContent, Rollout, SampledTurn, Scored
 from thundersync.errors import EngineFailed, StaleRollout
 from thundersync.monitor.events import AnyEvent
 
@@ -42,7 +42,14 @@ class Bench:
         self.events: list[AnyEvent] = []
         self.turns: list[SampledTurn] = []
         self.generator = generator
-        self.agent = ReplayAgent(self.script, temperature=1.0, emit=self.events.append, on_turn=self.turns.append)
+        self.contents: list[FinalContent] = []
+        self.agent = ReplayAgent(
+            self.script,
+            temperature=1.0,
+            emit=self.events.append,
+            on_turn=self.turns.append,
+            on_content=self.contents.append,
+        )
 
     async def rollout(self, index: int, *, version: int = 0) -> Rollout:
         (task,) = self.script.tasks(4)
@@ -66,6 +73,7 @@ async def test_every_turn_has_the_recorded_tokens_and_asks_the_engine_for_no_oth
     assert all(asked.sampling.to_limit for asked in bench.generator.asked)
     assert rollout.outcome == Scored(reward=0.5, stop="submitted")
     assert [turn.end - turn.start for turn in bench.turns] == [5, 2, 4]
+    assert [content.sequences for content in bench.contents] == [rollout.sequences]
 
 
 async def test_what_had_failed_fails_again_and_never_votes() -> None:

@@ -18,7 +18,7 @@ from thundersync.bench.processes import Cpu, PeakMemory, Processes
 from thundersync.bench.replay import ReplayAgent, Script
 from thundersync.bench.watch import Timeline, Watch
 from thundersync.config import BenchArm, Config
-from thundersync.core.types import Rollout, SampledTurn, StreamMode, TaskId
+from thundersync.core.types import FinalContent, Rollout, SampledTurn, StreamMode, TaskId
 from thundersync.learn import messages as m
 from thundersync.monitor.events import AnyEvent
 from thundersync.rollout.runner import GroupPlan, OnRollout, RolloutRunner
@@ -100,6 +100,8 @@ class ArmDriver:
                 temperature=config.rollout.temperature,
                 emit=self._emit,
                 on_turn=self._sampled if run.scorer is not None else None,
+                # The other arms wait for rewards whatever the configuration says.
+                on_content=self._content if arm == "stream" and config.stream.release == "content" else None,
             ),
             generators=crew.seats,
             on_failure=config.algo.on_failure,
@@ -187,6 +189,9 @@ class ArmDriver:
 
 
 class OneStepOff:
+    def _content(self, content: FinalContent) -> None:
+        self._driver.content(content)
+
     """In the place of the step's runner: what it hands over was generated before, and while that is learned from, it
     generates as much again, for the step after.
 

@@ -15,6 +15,7 @@ from thundersync.bench.workload import GroupWork, RolloutWork, TurnWork, Workloa
 from thundersync.core.types import (
     Checker,
     Failed,
+    FinalContent,
     GroupId,
     Image,
     Outcome,
@@ -86,11 +87,14 @@ class ReplayAgent:
         temperature: float,
         emit: Emit,
         on_turn: Callable[[SampledTurn], None] | None = None,
+        on_content: Callable[[FinalContent], None] | None = None,
     ) -> None:
+        """`on_content` is told of a rollout whose turns are over, before its checker's wait."""
         self._script = script
         self._temperature = temperature
         self._emit = emit
         self._on_turn = on_turn
+        self._on_content = on_content
 
     async def run(
         self,
@@ -169,6 +173,8 @@ class ReplayAgent:
 
     async def _score(self, replay: _Replay) -> Outcome:
         work = replay.work
+        if self._on_content is not None and work.turns:
+            self._on_content(replay.content())
         self._emit(ScoringStarted(at_s=time.time(), rollout_id=replay.rollout_id))
         await asyncio.sleep(work.score_s)
         if work.reward is None or not work.turns:
@@ -255,6 +261,15 @@ class _Replay:
             policy_version=turn.policy_version,
         )
 
+    def content(self) -> FinalContent:
+        return FinalContent(
+            rollout_id=self.rollout_id,
+            group_id=self.group_id,
+            attempt=self.attempt,
+            sequences=self._learned(),
+            policy_version=self.policy_version,
+        )
+
     def rollout(self, outcome: Outcome) -> Rollout:
         return Rollout(
             rollout_id=self.rollout_id,
@@ -262,7 +277,7 @@ class _Replay:
             task_id=self._task_id,
             policy_version=self.policy_version,
             messages=[],
-            sequences=[line.whole() for line in self._sequences if any(line.sampled)],
+            sequences=self._learned(),
             turns=self._turns,
             outcome=outcome,
             started_s=self.started_s,
@@ -271,6 +286,9 @@ class _Replay:
             score_s=self.work.score_s,
             attempt=self.attempt,
         )
+
+    def _learned(self) -> list[TokenSequence]:
+        return [line.whole() for line in self._sequences if any(line.sampled)]
 
 
 class _Line:

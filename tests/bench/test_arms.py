@@ -71,6 +71,8 @@ class Rig:
         """The last rollout's replies wait until a pass has begun: an arm that never begins before the end is stuck."""
         self._begun = asyncio.Event()
         self.generator = FakeGenerator(self.reply)
+        self.asked: list[tuple[str, int]] = []
+        """Rollout and publishes before it, of each request."""
         self.crew = Crew([self.generator], [link], arena=ready.arena)  # type: ignore[list-item, union-attr, arg-type]
         self.events: list[e.AnyEvent] = []
         self.script = Script(self.workload, vocabulary=250, seed=1)
@@ -95,6 +97,7 @@ class Rig:
         )
 
     def reply(self, asked: Asked) -> Reply:
+        self.asked.append((asked.rollout_id, len(self.generator.published)))
         waits = self.waits_for_a_pass and asked.rollout_id.endswith(LAST)
         text = "x" * asked.sampling.max_tokens
         return Reply(text=text, finish_reason="length", before=self._begun.wait if waits else None)
@@ -190,6 +193,17 @@ async def test_a_step_that_releases_at_the_content_learns_while_its_checkers_run
         version = driver.policy_version
         landed = min(event.at_s for event in step.events if isinstance(event, e.RolloutScored))
         assert (begun(step) > landed) == waits, arm
+
+
+async def test_what_the_async_arm_generates_on_the_clock_was_not_prepared_off_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    driver = rig.driver("async")
+    await driver.take_over(0, rig.crew)
+    await driver.step(0)
+    published = {rollout_id: [count for r, count in rig.asked if r == rollout_id] for rollout_id, _ in rig.asked}
+    assert len(published) == 6
+    for before, *_, after in published.values():
+        assert after > before  # a publish empties the engines' caches
 
 
 Measurement = tuple[Rig, dict[BenchArm, list[Measured]]]

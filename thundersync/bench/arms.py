@@ -150,6 +150,8 @@ class ArmDriver:
         tasks = self._script.tasks(number)
         if self._one_step_off is not None:
             await self._one_step_off.fill(self._driver.plans(number, tasks), policy_version=self.policy_version)
+            # The engines now have these prompts in their caches, and would begin the step with what it is to pay for.
+            await self._driver.publish(self.crew.arena)
         if memory:
             await self.forget_parts()
             self._memory.reset()
@@ -157,11 +159,11 @@ class ArmDriver:
         began_s = time.time()
         result = await self._driver.run(number, tasks)
         self.crew.arena = self._driver.arena or self.crew.arena
+        self.crew.committed |= not result.empty
         now = self.crew.stats()
         return Measured(
             arm=self.arm,
             number=number,
-        self.crew.committed |= not result.empty
             timeline=self._watch.timeline(
                 began_s=began_s, step_s=result.metrics["step_s"], workers=len(self.crew.workers)
             ),
@@ -187,11 +189,11 @@ class ArmDriver:
     def _sampled(self, turn: SampledTurn) -> None:
         self._driver.sampled(turn)
 
-
-class OneStepOff:
     def _content(self, content: FinalContent) -> None:
         self._driver.content(content)
 
+
+class OneStepOff:
     """In the place of the step's runner: what it hands over was generated before, and while that is learned from, it
     generates as much again, for the step after.
 

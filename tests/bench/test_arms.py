@@ -15,18 +15,19 @@ from tests.learn.replay import InProcessLink, setup
 from tests.tiny import tiny_model
 from thundersync.bench import chart, report
 from thundersync.bench.arms import ArmDriver, Measured
-from thundersync.bench.crew import Crew
-from thundersync.bench.pairs import pairs_of
+from thundersync.bench.crew import Crew, engine_places
+from thundersync.bench.pairs import engine_devices, pairs_of, traces
 from thundersync.bench.processes import PeakMemory, Processes
 from thundersync.bench.protocol import Bench, Measurements
 from thundersync.bench.replay import Script
 from thundersync.bench.results import Results, operations, results_of
 from thundersync.bench.workload import Workload, drawn
-from thundersync.config import BenchArm, BenchConfig, Config
+from thundersync.config import BenchArm, BenchConfig, Config, EnvConfig, ModelConfig, TrainerConfig
 from thundersync.config_file import config_from
 from thundersync.core.ready_queue import PartRoom
 from thundersync.learn.worker import Worker
 from thundersync.monitor import events as e
+from thundersync.placement import EnginePlace, place
 from thundersync.plan.runs import rules
 from thundersync.recipe import terms_of
 from thundersync.rollout.runner import RolloutRunner
@@ -149,6 +150,32 @@ async def test_distilled_turns_are_replayed_in_every_arm_too(tmp_path: Path) -> 
         assert arm != "lazy" or begun(step) >= scored
 
 
+async def test_a_step_that_releases_at_the_content_learns_while_its_checkers_run(tmp_path: Path) -> None:
+    bench = msgspec.structs.replace(BENCH, tool_s=0.0, score_s=2.0)
+    rig = Rig(tmp_path, bench=bench, stream={"release": "content"})
+    assert rules(rig.config).holds
+    version = 0
+    for arm, waits in (("stream", False), ("group", True), ("lazy", True)):
+        driver = rig.driver(arm)  # type: ignore[arg-type]
+        rig.waits_for_a_pass = False
+        await driver.take_over(version, rig.crew)
+        step = await driver.step(0)
+        version = driver.policy_version
+        landed = min(event.at_s for event in step.events if isinstance(event, e.RolloutScored))
+        assert (begun(step) > landed) == waits, arm
+
+
+async def test_what_the_async_arm_generates_on_the_clock_was_not_prepared_off_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    driver = rig.driver("async")
+    await driver.take_over(0, rig.crew)
+    await driver.step(0)
+    published = {rollout_id: [count for r, count in rig.asked if r == rollout_id] for rollout_id, _ in rig.asked}
+    assert len(published) == 6
+    for before, *_, after in published.values():
+        assert after > before  # a publish empties the engines' caches
+
+
 async def test_no_arm_is_measured_before_adams_moments_exist(tmp_path: Path) -> None:
     """Whichever comes first: without them its peak would be told 8 bytes a parameter too low."""
     rig = Rig(tmp_path)
@@ -180,30 +207,31 @@ async def test_no_arm_is_measured_before_adams_moments_exist(tmp_path: Path) -> 
     assert set(found.peak_gib) == set(found.steps) == {"stream", "lazy"}
 
 
-async def test_a_step_that_releases_at_the_content_learns_while_its_checkers_run(tmp_path: Path) -> None:
-    bench = msgspec.structs.replace(BENCH, tool_s=0.0, score_s=2.0)
-    rig = Rig(tmp_path, bench=bench, stream={"release": "content"})
-    assert rules(rig.config).holds
-    version = 0
-    for arm, waits in (("stream", False), ("group", True), ("lazy", True)):
-        driver = rig.driver(arm)  # type: ignore[arg-type]
-        rig.waits_for_a_pass = False
-        await driver.take_over(version, rig.crew)
-        step = await driver.step(0)
-        version = driver.policy_version
-        landed = min(event.at_s for event in step.events if isinstance(event, e.RolloutScored))
-        assert (begun(step) > landed) == waits, arm
+def test_an_arms_own_trace_has_the_workers_of_its_own_crew(measured: Measurement) -> None:
+    rig, steps = measured
+    of_two = msgspec.structs.replace(rules(rig.config), workers=2)
+    assert {trace.workers for trace in traces(steps["lazy"], of_two).values()} == {1}
 
 
-async def test_what_the_async_arm_generates_on_the_clock_was_not_prepared_off_it(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    driver = rig.driver("async")
-    await driver.take_over(0, rig.crew)
-    await driver.step(0)
-    published = {rollout_id: [count for r, count in rig.asked if r == rollout_id] for rollout_id, _ in rig.asked}
-    assert len(published) == 6
-    for before, *_, after in published.values():
-        assert after > before  # a publish empties the engines' caches
+def test_a_device_of_the_forecast_is_as_large_as_a_trainer_worker() -> None:
+    def devices(cores: int, workers: int) -> int:
+        config = Config(model=ModelConfig(name="m"), env=EnvConfig(path="p"), trainer=TrainerConfig(workers=workers))
+        return engine_devices(place(config, cores=range(cores), gpus=[], cpu_flags=set()), 1)
+
+    assert [devices(2, 1), devices(4, 1), devices(4, 2), devices(8, 4)] == [1, 1, 2, 4]
+
+
+def test_colocated_engines_are_as_large_as_the_runs_own_or_take_fewer_rollouts() -> None:
+    config = Config(model=ModelConfig(name="m"), env=EnvConfig(path="p"))
+
+    def places(own: list[int], more: list[int]) -> list[tuple[list[int], int]]:
+        found = engine_places(config, EnginePlace(cpus=own), more)
+        return [(place.cpus, fitted.engine.max_num_seqs) for fitted, place in found]
+
+    assert places([0], [1]) == [([1], 32)]
+    assert places([0, 1], [2, 3]) == [([2, 3], 32)]
+    assert places([0, 1], [2, 3, 4]) == [([2, 3], 32), ([4], 16)]
+    assert places([0, 1, 2], [3]) == [([3], 10)]
 
 
 Measurement = tuple[Rig, dict[BenchArm, list[Measured]]]

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from thundersync.bench import chart, report
-from thundersync.bench.pairs import pairs_of
+from thundersync.bench.pairs import engine_devices, pairs_of
 from thundersync.bench.processes import machine
 from thundersync.bench.protocol import Bench, fitted
 from thundersync.bench.replay import replayed_task
@@ -63,7 +63,7 @@ def bench_once(
             limits = msgspec.structs.replace(
                 rules(own),
                 workers=len(parts.workers),
-                engines=len(parts.generators),
+                engines=engine_devices(placement, len(parts.generators)),
                 room=parts.driver.room,
             )
         results = results_of(

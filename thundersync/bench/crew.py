@@ -85,13 +85,15 @@ async def colocated_crew(
         )
     cores = sorted({*placement.engine.cpus, *(cpu for place in placement.trainers for cpu in place.cpus)})
     more = [core for core in cores if core not in placement.engine.cpus]
-    say(f"starting {len(more)} more engines and a trainer worker on cores {', '.join(map(str, cores))}")
+    places = engine_places(config, placement.engine, more)
+    count = sum(place.replicas for _, place in places)
+    say(f"starting {count} more engines and a trainer worker on cores {', '.join(map(str, cores))}")
     engines = [
         engine
-        for index, core in enumerate(more)
+        for index, (own, place) in enumerate(places)
         for engine in fleet.engines(
-            config,
-            EnginePlace(cpus=[core]),
+            own,
+            place,
             base_of(parts.model_path),
             name=f"colocated-engine-{index}",
             dtype=placement.dtype,
@@ -123,3 +125,16 @@ async def colocated_crew(
     arena = answering.result()[0].arena
     assert arena is not None
     return Crew([*parts.generators, *engines], workers, arena=arena)
+
+
+def engine_places(config: Config, engine: EnginePlace, cores: Sequence[int]) -> list[tuple[Config, EnginePlace]]:
+    """Engines like the run's own on more `cores`: as many cores each, so that rollouts, which are shared out evenly,
+    find as much of the machine in each. Where fewer are left for the last ones, these take as many fewer at once."""
+    size = len(engine.cpus)
+    found = []
+    for first in range(0, len(cores), size):
+        cpus = list(cores[first : first + size])
+        seats = max(1, config.engine.max_num_seqs * len(cpus) // size)
+        own = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, max_num_seqs=seats))
+        found.append((own, EnginePlace(cpus=cpus, replicas=engine.replicas)))
+    return found

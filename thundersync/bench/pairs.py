@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from thundersync.bench.arms import Measured
 from thundersync.config import BenchArm
 from thundersync.forecast import Arm, StepTrace, simulate
 from thundersync.forecast.recorded import read_traces
+from thundersync.placement import Placement
 
 FORECAST: dict[BenchArm, Arm] = {"stream": "stream", "group": "group", "colocated": "colocated"}
 OWN: dict[BenchArm, Arm] = {"stream": "stream", "group": "group", "lazy": "lazy", "colocated": "lazy"}
@@ -53,8 +54,19 @@ def pairs_of(steps: Mapping[BenchArm, Sequence[Measured]], rules: StepTrace) -> 
     ]
 
 
+def engine_devices(placement: Placement, engines: int) -> int:
+    """Devices that generate, each as large as a trainer worker: on cores that is as many as it has."""
+    if placement.on_gpus:
+        return engines
+    learning = {cpu for place in placement.trainers for cpu in place.cpus}
+    return max(1, round(len(placement.engine.cpus) * len(placement.trainers) / len(learning)))
+
+
 def traces(steps: Sequence[Measured], rules: StepTrace) -> dict[int, StepTrace]:
-    """Of one arm's steps, by replay; what passes cost is told from all of them together."""
+    """Of one arm's steps, by replay; what passes cost is told from all of them together.
+
+    Its own crew is what worked them: a colocated one has a single worker, however many the run has."""
+    rules = structs.replace(rules, workers=len(steps[0].timeline.passes))
     read = read_traces([event for step in steps for event in step.events], rules)
     return {trace.step: trace for trace in read.steps}
 

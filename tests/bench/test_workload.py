@@ -117,6 +117,16 @@ async def test_a_recorded_workload_has_every_count_wait_and_reward_of_the_run(tm
     assert read(tmp_path / "work.json") == found
 
 
+async def test_a_group_that_never_came_to_a_reply_is_replayed_with_another_groups_prompt(tmp_path: Path) -> None:
+    gone = [rollout(f"h-{index:02d}", 10, [], Failed(reason="sandbox", detail="gone")) for index in range(2)]
+    members = [rollout(f"g-{index:02d}", 10, [turn(0, 10, 12 + index)]) for index in range(2)]
+    async with RunFolder.create(tmp_path, "run", "", False) as folder:
+        await folder.write_rollouts(0, [*gone, *members])
+    bench = BenchConfig(workload=str(tmp_path / "run"))
+    found = of_config(Config(model=ModelConfig(name="m"), env=EnvConfig(path="p"), bench=bench))
+    assert [group.prompt_tokens for group in found.steps[0].groups] == [10, 10]
+
+
 @pytest.mark.parametrize(
     ("bench", "told"),
     [

@@ -226,12 +226,20 @@ def _step(rollouts: Sequence[Rollout]) -> StepWork:
     groups: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group_id, []).append(rollout)
-    return StepWork(groups=[_group(members) for members in groups.values()])
+    # A group whose rollouts all failed before their first reply does not say what its prompt was.
+    longest = max(_prompts(rollouts), default=1)
+    return StepWork(groups=[_group(members, otherwise=longest) for members in groups.values()])
 
 
-def _group(members: Sequence[Rollout]) -> GroupWork:
-    prompts = [member.sequences[0].prompt_tokens for member in members if member.sequences]
-    return GroupWork(prompt_tokens=max(prompts, default=1), rollouts=[_rollout(member) for member in members])
+def _group(members: Sequence[Rollout], *, otherwise: int) -> GroupWork:
+    return GroupWork(
+        prompt_tokens=max(_prompts(members), default=otherwise), rollouts=[_rollout(member) for member in members]
+    )
+
+
+def _prompts(rollouts: Sequence[Rollout]) -> list[int]:
+    """Lengths, of those that have one."""
+    return [rollout.sequences[0].prompt_tokens for rollout in rollouts if rollout.sequences]
 
 
 def _rollout(rollout: Rollout) -> RolloutWork:

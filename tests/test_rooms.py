@@ -9,8 +9,14 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 OWNERS = {
-    "torch": ("thundersync/learn/", "thundersync/generate/"),
-    "transformers": ("thundersync/learn/", "thundersync/generate/", "thundersync/rollout/dialogue.py"),
+    # bench/against/arm.py is a process of another trainer, which has them itself.
+    "torch": ("thundersync/learn/", "thundersync/generate/", "thundersync/bench/against/arm.py"),
+    "transformers": (
+        "thundersync/learn/",
+        "thundersync/generate/",
+        "thundersync/rollout/dialogue.py",
+        "thundersync/bench/against/arm.py",
+    ),
     "vllm": ("thundersync/generate/vllm",),
     "zmq": (
         "thundersync/learn/link.py",
@@ -28,6 +34,7 @@ OWNERS = {
         "thundersync/bench/report.py",
         "thundersync/evaluate/tables.py",
         "thundersync/bench/command.py",
+        "thundersync/bench/against/command.py",
         "thundersync/tasks/command.py",
         "thundersync/tasks/make_command.py",
         "thundersync/tasks/report.py",

@@ -27,6 +27,10 @@ Overrides = Annotated[
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a panel.")]
 
 
+class Trainer(StrEnum):
+    TRL = "trl"
+
+
 class Attempter(StrEnum):
     POLICY = "policy"
     ORACLE = "oracle"
@@ -146,23 +150,39 @@ def verify(
 
 @app.command()
 def bench(
-    config: ConfigPath,
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file, e.g. configs/bench-balanced.toml", metavar="CONFIG")
+    ] = None,
     set_: Overrides = None,
     json: Annotated[Path | None, typer.Option(help="Also write what was found to this file.", metavar="FILE")] = None,
     chart: Annotated[Path | None, typer.Option(help="Also draw it to this file, as SVG.", metavar="FILE")] = None,
     record: Annotated[
         Path | None, typer.Option(help="Also write the workload to this file, to be replayed.", metavar="FILE")
     ] = None,
+    against: Annotated[
+        Trainer | None,
+        typer.Option(help="Instead: another trainer's step beside ours, on CPUs; CONFIG may be left out."),
+    ] = None,
+    trl_python: Annotated[
+        Path | None, typer.Option(help="The Python of an environment with trl and datasets.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Measure streamed, grouped and lazy steps on one replayed workload, side by side; keeps no weights."""
+    from thundersync.bench.against.command import WORK, bench_against
     from thundersync.bench.command import bench_once
     from thundersync.config_file import read_config
     from thundersync.session import check
 
     console = Console()
+    if against is None and (config is None or trl_python is not None):
+        raise typer.BadParameter("give a CONFIG, or --against trl with its --trl-python")
+    if against is not None and (chart is not None or record is not None):
+        raise typer.BadParameter("--chart and --record are of arms of ours, and go without --against")
 
     def work() -> int:
-        loaded = read_config(config, set_ or (), own_tasks=True).config
+        loaded = read_config(config or WORK, set_ or (), own_tasks=True).config
+        if against is not None:
+            return bench_against(loaded, trl_python=trl_python, json_file=json, console=console)
         return bench_once(loaded, json=json, picture=chart, record=record, console=console)
 
     raise typer.Exit(check(work, console))

@@ -1,6 +1,6 @@
-"""One arm of `compare_trl.py` in a process of its own: reads the work from standard input, prints what it measured.
+"""One arm of `compare` in a process of its own: reads the work from standard input, prints what it measured.
 
-    python tools/compare_trl_arm.py thundersync < WORK.json > MEASURED.json
+    python -m thundersync.bench.against.arm thundersync < WORK.json > MEASURED.json
 
 Each arm imports its trainer and nothing of the other's, so that TRL may live in an environment of its own. What both
 share is above them: the prompts of a step and what a reply is worth. A step's seconds are from the end of the step

@@ -1,11 +1,13 @@
 """The gauges: shares and rates over the latest samples, for each engine and for all."""
 
 import asyncio
+import time
 
 from tests.fakes import FakeGenerator, turns
 from thundersync.generate.base import EngineStats
 from thundersync.monitor import events as e
 from thundersync.monitor.gauges import GaugeReader, _engine
+from thundersync.monitor.lag import Lag, LoopProbe
 
 
 def test_an_engines_figures_are_what_changed_between_two_samples() -> None:
@@ -38,3 +40,43 @@ async def test_a_reader_tells_of_every_engine() -> None:
     gauges = [event for event in told if isinstance(event, e.Gauges)]
     assert gauges and len(gauges[0].engines) == 2
     assert (gauges[0].queue_pieces, gauges[0].open_slots, gauges[0].tools_running) == (2, 3, 4)
+
+
+async def test_a_block_of_the_loop_is_met_wherever_it_falls() -> None:
+    """One that begins and ends between two gauges, as the timer of the gauges themselves would never see."""
+    told: list[e.Gauges] = []
+    came = asyncio.Event()
+
+    def emit(event: e.AnyEvent) -> None:
+        if isinstance(event, e.Gauges):
+            told.append(event)
+            came.set()
+
+    reader = GaugeReader(generators=[], workers=[], queue=lambda: (0, 0), tools_running=lambda: 0, emit=emit)
+    reading = asyncio.create_task(reader.run())
+    await asyncio.wait_for(came.wait(), 60)
+    reader.take_lag()
+    before, came = len(told), asyncio.Event()
+    await asyncio.sleep(0.03)
+    time.sleep(0.3)  # noqa: ASYNC251  the block; the next gauges are due after it
+    assert reader.take_lag() >= 0.28  # at once, for whoever ends a step
+    await asyncio.wait_for(came.wait(), 60)
+    reading.cancel()
+    await asyncio.wait({reading})
+    gauges = told[before]
+    assert gauges.loop_lag_max_ms >= 280
+    assert 0.0 <= gauges.loop_lag_p50_ms <= gauges.loop_lag_p99_ms <= gauges.loop_lag_max_ms
+    # The timer that was overdue has fired since, and counts no second time: not for what is measured next. On a busy
+    # machine something else may have come late, so only the order of the two is certain.
+    assert reader.take_lag() < told[before].loop_lag_max_ms / 1000
+
+
+async def test_the_probe_ends_with_its_reader_and_leaves_no_timer() -> None:
+    probe = LoopProbe()
+    probe.start()
+    await asyncio.sleep(0.05)
+    assert probe.lag().max_s >= 0.0
+    probe.stop()
+    await asyncio.sleep(0.05)
+    probe.take_max_s()
+    assert probe.lag() == Lag() and probe.take_max_s() == 0.0

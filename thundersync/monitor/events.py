@@ -270,6 +270,11 @@ class Gauges(Event, frozen=True, kw_only=True, tag="gauges"):
 
 
 class Warned(Event, frozen=True, kw_only=True, tag="warned"):
+    loop_lag_p50_ms: float = 0.0
+    """By how much timers were late that were due every 20 ms since the last of these events: their median."""
+    loop_lag_p99_ms: float = 0.0
+    loop_lag_max_ms: float = 0.0
+    """0 in all three: a version of thundersync that did not tell."""
     text: str
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from thundersync.generate.base import EngineStats, Generator
 from thundersync.learn.link import WorkerLink
 from thundersync.monitor.events import AnyEvent, EngineGauge, Gauges, SandboxGauge, Warned
+from thundersync.monitor.lag import Lag, LoopProbe
 
 PERIOD_S = 0.5
 WINDOW = 10
@@ -46,27 +47,28 @@ class GaugeReader:
         self._tools_running = tools_running
         self._emit = emit
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
-        self.lag_max_s = 0.0
-        """Largest lateness of the loop since the last call of `take_lag`."""
+        self._probe = LoopProbe()
 
     async def run(self) -> None:
         self._samples.append(self._sample())
-        while True:
-            due_s = time.monotonic() + PERIOD_S
-            await asyncio.sleep(PERIOD_S)
-            lag_s = max(0.0, time.monotonic() - due_s)
-            self.lag_max_s = max(self.lag_max_s, lag_s)
-            if lag_s > LAG_ALARM_S:
-                self._emit(Warned(at_s=time.time(), text=f"the event loop was {lag_s:.1f} s late"))
-            self._samples.append(self._sample())
-            self._emit(self._gauges(lag_s))
+        self._probe.start()
+        try:
+            while True:
+                due_s = time.monotonic() + PERIOD_S
+                await asyncio.sleep(PERIOD_S)
+                own_s, lag = max(0.0, time.monotonic() - due_s), self._probe.lag()
+                if lag.max_s > LAG_ALARM_S:
+                    self._emit(Warned(at_s=time.time(), text=f"the event loop was {lag.max_s:.1f} s late"))
+                self._samples.append(self._sample())
+                self._emit(self._gauges(own_s, lag))
+        finally:
+            self._probe.stop()
 
     def take_lag(self) -> float:
-        """Seconds; starts a new maximum."""
-        lag_s, self.lag_max_s = self.lag_max_s, 0.0
-        return lag_s
+        """The loop's worst moment since the last call, in seconds."""
+        return self._probe.take_max_s()
 
-    def _gauges(self, lag_s: float) -> Gauges:
+    def _gauges(self, own_s: float, lag: Lag) -> Gauges:
         first, last = self._samples[0], self._samples[-1]
         span_s = max(last.at_s - first.at_s, 1e-9)
         pieces, parts = self._queue()
@@ -79,7 +81,10 @@ class GaugeReader:
             tools_running=self._tools_running(),
             queue_pieces=pieces,
             open_slots=parts,
-            loop_lag_ms=lag_s * 1000,
+            loop_lag_ms=own_s * 1000,
+            loop_lag_p50_ms=lag.p50_s * 1000,
+            loop_lag_p99_ms=lag.p99_s * 1000,
+            loop_lag_max_ms=lag.max_s * 1000,
             tokens_per_s=sum(each.tokens_per_s for each in engines),
             engines=engines,
             sandboxes=self._sandboxes() if self._sandboxes is not None else None,

@@ -193,6 +193,15 @@ def test_engines_show_speed_cache_and_prefix_hits() -> None:
         )
     )  # fmt: skip
     assert "3 requests in flight" in words(engines, old)
+    assert "event loop 0.1 ms late" in words(engines, old)
+    old.apply(
+        e.Gauges(
+            at_s=2.0, engine_busy=0.5, trainer_busy=0.0, generate_running=3, tools_running=0, queue_pieces=0,
+            open_slots=0, loop_lag_ms=0.1, tokens_per_s=12.0, loop_lag_p50_ms=0.4, loop_lag_p99_ms=2.5,
+            loop_lag_max_ms=410.0,
+        )
+    )  # fmt: skip
+    assert "event loop 0.4 ms late, p99 2.5, at worst 410.0" in words(engines, old)
 
 
 def test_sandboxes_show_what_runs_and_how_long_it_takes() -> None:

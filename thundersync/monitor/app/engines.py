@@ -5,7 +5,7 @@ import math
 from rich.text import Text
 
 from thundersync.monitor.app.known import Known, Lines
-from thundersync.monitor.events import EngineGauge
+from thundersync.monitor.events import EngineGauge, Gauges
 from thundersync.monitor.panel import span
 from thundersync.monitor.shapes import DIM, GREEN, LINE, PURPLE, SKY, YELLOW, bar, padded
 
@@ -40,9 +40,19 @@ def engines(known: Known, width: int, height: int, now_s: float) -> Lines:
     if view.publish_s is not None:
         facts.append(f", published in {view.publish_s:.1f} s", DIM)
     if gauges is not None:
-        late = f"   event loop {gauges.loop_lag_ms:.1f} ms late"
-        facts.append(late, YELLOW if gauges.loop_lag_ms > 100 else DIM)
+        facts.append(f"   {_late(gauges)}", YELLOW if _worst_ms(gauges) > 100 else DIM)
     return [padded(line, width) for line in [*lines, Text(), facts]][:height]
+
+
+def _late(gauges: Gauges) -> str:
+    if not gauges.loop_lag_max_ms:
+        return f"event loop {gauges.loop_lag_ms:.1f} ms late"
+    p50, p99 = gauges.loop_lag_p50_ms, gauges.loop_lag_p99_ms
+    return f"event loop {p50:.1f} ms late, p99 {p99:.1f}, at worst {gauges.loop_lag_max_ms:.1f}"
+
+
+def _worst_ms(gauges: Gauges) -> float:
+    return max(gauges.loop_lag_ms, gauges.loop_lag_max_ms)
 
 
 def _engine(index: int, gauge: EngineGauge, room: int) -> Text:

@@ -442,6 +442,7 @@ def _run_started(
         else len({cpu for place in placement.trainers for cpu in place.cpus}),
         trainer_workers=len(placement.trainers),
         on_gpus=placement.on_gpus,
+        dtype=placement.dtype,
     )
 
 

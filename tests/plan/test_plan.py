@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from tests.forecast.test_recorded import told_step
@@ -14,6 +15,7 @@ from thundersync.config_file import config_from, to_toml
 from thundersync.forecast import StepTrace, bound, simulate
 from thundersync.monitor.events import to_line
 from thundersync.plan.command import placement_of, plan
+from thundersync.plan.model import find_model
 from thundersync.plan.outlook import look
 from thundersync.plan.runs import NothingToPlan, earlier_run, read_run
 from thundersync.plan.words import sentences
@@ -54,12 +56,16 @@ def steps(workers: int = 1, engines: int = 1) -> list[StepTrace]:
     ]  # fmt: skip
 
 
-def recorded(tmp_path: Path, traces: list[StepTrace], *, on_gpus: bool = False) -> Path:
+def recorded(tmp_path: Path, traces: list[StepTrace], *, on_gpus: bool = False, dtype: str = "") -> Path:
+    """`dtype`: what the run told where its configuration left it open."""
     config = configured(tmp_path)
+    if dtype:
+        config = structs.replace(config, model=structs.replace(config.model, dtype="auto"))
     folder = tmp_path / "runs" / "told"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(config))
-    lines = b"".join(map(to_line, run_of(traces, on_gpus=on_gpus)))
+    started, *others = run_of(traces, on_gpus=on_gpus)
+    lines = b"".join(map(to_line, [structs.replace(started, dtype=dtype), *others]))
     (folder / "events.jsonl").write_bytes(lines + b'{"kind":"torn')
     return folder
 
@@ -94,16 +100,65 @@ def test_json_and_picture_say_the_same_and_can_be_read(tmp_path: Path, capsys: p
     assert f"no order is faster: {bound(steps()[1]):.1f} s" in "".join(map(str, texts)) or len(texts) > 12
 
 
-def test_another_split_is_named_with_what_it_gains(tmp_path: Path) -> None:
-    # Learning takes far longer than generating: engines idle, so a device goes over to the trainers.
-    heavy = [
+def heavy() -> list[StepTrace]:
+    """Learning takes far longer than generating: engines idle, so a device goes over to the trainers."""
+    return [
         told_step(
             [1, 2, 1, 3], [0.0, 1.0, 1.0, 0.0], [5000, 9000, 7000, 8000], engines=5, workers=3, generated_s=3.0,
             max_tokens=1,
         )
         for _ in range(2)
     ]  # fmt: skip
-    told = sentences(look(read_run(recorded(tmp_path, heavy, on_gpus=True))))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        (" 1 MiB", "It does not fit: 0.0"),
+        (" 81559 MiB", "a GPU of the run has 80 GiB."),
+        ("", "what a GPU of the run has is not written down"),
+    ],
+)
+def test_the_recommended_split_is_told_with_its_memory_and_whether_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, told: str
+) -> None:
+    folder = recorded(tmp_path, heavy(), on_gpus=True)
+    (folder / "environment.json").write_text(json.dumps({"GPUs": f"8 x A Model,{gpu}, driver 1", "memory": "24 GiB"}))
+    shown = spoken(capsys, folder, json=tmp_path / "plan.json")
+    assert "Memory at 4 engine GPUs + 4 trainer GPUs: 0.0" in shown and told in shown
+    found = json.loads((tmp_path / "plan.json").read_text())
+    now, then = (
+        sum(item["size"] for item in found[key]["trainer"] if item["name"] == "Adam moments")
+        for key in ("memory", "split_memory")
+    )
+    assert 4 * then == pytest.approx(3 * now, abs=8)  # four owners of it instead of three
+
+
+def test_a_run_is_told_by_the_devices_that_it_had_and_not_by_this_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = spoken(capsys, recorded(tmp_path, heavy(), on_gpus=True))
+    assert "memory of each GPU" in shown and "memory of each process" not in shown
+    assert "Placement: 5 GPUs generated, 3 GPUs learned, in float32, as the run told." in shown
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_a_run_is_told_in_the_dtype_that_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, width: int
+) -> None:
+    folder = recorded(tmp_path, steps(), dtype=dtype)
+    assert f"learned, in {dtype}, as the run told" in spoken(capsys, folder, json=tmp_path / "plan.json")
+    found = json.loads((tmp_path / "plan.json").read_text())
+    (weights,) = (item["size"] for item in found["memory"]["trainer"] if item["name"] == "weights")
+    assert weights == width * found["model"]["whole"]
+    run, model = read_run(folder), find_model(configured(tmp_path))
+    assert model is not None
+    allowed = model.parts_allowed(run.config, dtype="float32" if width == 4 else "bfloat16", workers=1, on_gpus=False)
+    assert run.steps[0].room == allowed.room
+
+
+def test_another_split_is_named_with_what_it_gains(tmp_path: Path) -> None:
+    told = sentences(look(read_run(recorded(tmp_path, heavy(), on_gpus=True))))
     assert any(line.startswith("4 engine GPUs + 4 trainer GPUs: ") and "instead of" in line for line in told)
     assert any("Learning is the longest part" in line for line in told)
 

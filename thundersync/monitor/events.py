@@ -44,6 +44,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     trainer_workers: int = 0
     """Each works one pass at a time, on one of the GPUs or on its share of the cores."""
     on_gpus: bool = False
+    dtype: str = ""
+    """Of the policy's weights, `float32` or `bfloat16`; empty: a version of thundersync that did not tell."""
 
 
 class StepOpened(Event, frozen=True, kw_only=True, tag="step_opened"):
@@ -263,18 +265,19 @@ class Gauges(Event, frozen=True, kw_only=True, tag="gauges"):
     queue_pieces: int
     open_slots: int
     loop_lag_ms: float
+    """By how much this event is late: one moment of the loop in half a second."""
     tokens_per_s: float
     engines: list[EngineGauge] = field(default_factory=list)
     """In the order of the replicas."""
     sandboxes: SandboxGauge | None = None
-
-
-class Warned(Event, frozen=True, kw_only=True, tag="warned"):
     loop_lag_p50_ms: float = 0.0
     """By how much timers were late that were due every 20 ms since the last of these events: their median."""
     loop_lag_p99_ms: float = 0.0
     loop_lag_max_ms: float = 0.0
     """0 in all three: a version of thundersync that did not tell."""
+
+
+class Warned(Event, frozen=True, kw_only=True, tag="warned"):
     text: str
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from rich.console import Console
 
 from thundersync.config import Config
@@ -15,7 +15,8 @@ from thundersync.plan.outlook import Outlook, look
 from thundersync.plan.picture import draw
 from thundersync.plan.report import show_memory, show_outlook
 from thundersync.plan.runs import NothingToPlan, RecordedRun, earlier_run, read_run
-from thundersync.plan.words import sentences
+from thundersync.plan.site import Site, need_gib, room_gib, site_here, site_of_run
+from thundersync.plan.words import recommended, sentences, split_memory
 from thundersync.rundir import write_whole
 
 
@@ -27,6 +28,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     sentences: list[str]
     memory: Memory | None
     model: Model | None
+    split_memory: Memory | None = None
+    """Under the split that is recommended; None: there is none, or the model is not known."""
+    split_need_gib: float = 0.0
+    """Of its fullest GPU; on a CPU of all processes together."""
+    split_room_gib: float = 0.0
+    """What the run's machine has for that; 0: not written down."""
 
 
 def plan(
@@ -47,16 +54,22 @@ def plan(
         )
     outlook = look(run) if run is not None else None
     model = find_model(config)
-    placement = placement_of(config, variables)
+    of_run = site_of_run(config, run.traces.started) if run is not None and target.is_dir() else None
+    site = of_run or site_here(placement_of(config, variables))
     memory = None
     if model is not None:
-        memory = memory_of(
-            config, model, dtype=placement.dtype, workers=len(placement.trainers), on_gpus=placement.on_gpus
-        )
-    _show(config, outlook, memory, model, placement, console)
+        memory = memory_of(config, model, dtype=site.dtype, workers=site.workers, on_gpus=site.on_gpus)
+    found = Plan(
+        target=str(target),
+        outlook=outlook,
+        sentences=sentences(outlook) if outlook is not None else [],
+        memory=memory,
+        model=model,
+    )
+    if run is not None and outlook is not None and model is not None:
+        found = _with_split(found, run, outlook, model, site)
+    _show(config, found, site, console)
     if json is not None:
-        told = sentences(outlook) if outlook is not None else []
-        found = Plan(target=str(target), outlook=outlook, sentences=told, memory=memory, model=model)
         _write(json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
         console.print(f"written: {json}", markup=False, highlight=False)
     if picture is not None:
@@ -83,26 +96,39 @@ def placement_of(config: Config, variables: Mapping[str, str]) -> Placement:
     )
 
 
-def _show(
-    config: Config,
-    outlook: Outlook | None,
-    memory: Memory | None,
-    model: Model | None,
-    placement: Placement,
-    console: Console,
-) -> None:
-    if outlook is not None:
-        show_outlook(outlook, console)
+def _with_split(found: Plan, run: RecordedRun, outlook: Outlook, model: Model, site: Site) -> Plan:
+    """The memory of the split that is recommended for the run's devices, and what there is for it."""
+    best = recommended(outlook)
+    if best is None:
+        return found
+    at = site_of_run(run.config, run.traces.started) or site
+    memory = memory_of(run.config, model, dtype=at.dtype, workers=best.trainers, on_gpus=at.on_gpus)
+    return structs.replace(
+        found,
+        split_memory=memory,
+        split_need_gib=need_gib(run.config, memory, trainers=best.trainers, on_gpus=at.on_gpus),
+        split_room_gib=room_gib(run.folder, on_gpus=at.on_gpus),
+    )
+
+
+def _show(config: Config, found: Plan, site: Site, console: Console) -> None:
+    if found.outlook is not None:
+        show_outlook(found.outlook, console)
     else:
         console.print(
             "Step time: not known before a run of this name has committed a step.", markup=False, highlight=False
         )
-    console.print(f"Placement: {placement.sentence()}.", markup=False, highlight=False)
-    if memory is None or model is None:
+    console.print(f"Placement: {site.sentence}.", markup=False, highlight=False)
+    if found.memory is None or found.model is None:
         text = f"Memory: not known, the files of {config.model.name} are not on this machine or do not say."
         console.print(text, markup=False, highlight=False)
     else:
-        show_memory(memory, model, console, on_gpus=placement.on_gpus)
+        show_memory(found.memory, found.model, console, on_gpus=site.on_gpus)
+    if found.split_memory is not None and found.outlook is not None:
+        text = split_memory(
+            found.outlook, found.split_memory, need_gib=found.split_need_gib, room_gib=found.split_room_gib
+        )
+        console.print(text, markup=False, highlight=False)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,6 +15,7 @@ from thundersync.forecast.recorded import RunTraces, read_traces
 from thundersync.forecast.trace import StepTrace
 from thundersync.monitor.events import AnyEvent, from_line
 from thundersync.plan.model import find_model
+from thundersync.plan.site import recorded_dtype
 from thundersync.recipe import objective_of
 
 EVENTS, CONFIG = "events.jsonl", "config.toml"
@@ -54,7 +55,7 @@ def read_run(folder: Path) -> RecordedRun:
         started = traces.started
         allowed = model.parts_allowed(
             config,
-            dtype="float32" if config.model.dtype == "float32" else "bfloat16",
+            dtype=recorded_dtype(config, started),
             workers=max(1, started.trainer_workers) if started is not None else 1,
             on_gpus=started is not None and started.on_gpus,
         )

@@ -1,7 +1,9 @@
 """An outlook in sentences, each with its reason. Plain text; `report` prints it."""
 
+from thundersync.forecast.memory import total
 from thundersync.forecast.path import Part
 from thundersync.forecast.split import Split
+from thundersync.plan.model import Memory
 from thundersync.plan.outlook import Outlook
 
 NEAR = 0.02
@@ -48,6 +50,20 @@ def devices(outlook: Outlook, split: Split) -> str:
     return _side_by_side(outlook, split.engines, split.trainers)
 
 
+def split_memory(outlook: Outlook, memory: Memory, *, need_gib: float, room_gib: float) -> str:
+    """Of the split that is recommended: what it holds, and whether that fits. `need_gib` and `room_gib`: of the fullest
+    GPU, on a CPU of all processes together; a room of 0 is not known."""
+    best, where = outlook.splits[0], "a GPU" if outlook.on_gpus else "the machine"
+    each = "trainer GPU" if outlook.on_gpus else "trainer worker"
+    text = f"Memory at {devices(outlook, best)}: {total(memory.trainer) / 2**30:.2f} GiB for each {each}"
+    text += "" if outlook.on_gpus else f", {need_gib:.2f} GiB with all of them and the engines"
+    if not room_gib:
+        return f"{text}; what {where} of the run has is not written down."
+    if need_gib > room_gib:
+        return f"{text}. It does not fit: {need_gib:.2f} GiB are needed, {where} of the run has {room_gib:.0f} GiB."
+    return f"{text}; {where} of the run has {room_gib:.0f} GiB."
+
+
 def _steps(outlook: Outlook) -> list[str]:
     text = f"{outlook.steps} step{'s' * (outlook.steps != 1)} of {outlook.run}"
     text += f", evenly spread over its {outlook.usable}" if outlook.steps < outlook.usable else ""
@@ -91,12 +107,24 @@ def _limit(outlook: Outlook) -> str:
     return f"What a step waits for, one after the other: {listed}. {_ADVICE[outlook.limit]}"
 
 
+def recommended(outlook: Outlook) -> Split | None:
+    """The split that is worth moving devices for; None: the one they have, or it cannot be told."""
+    now = _split_now(outlook)
+    if now is None or len(outlook.splits) < 2:
+        return None
+    best = outlook.splits[0]
+    return None if best is now or best.step_s > (1.0 - NEAR) * now.step_s else best
+
+
+def _split_now(outlook: Outlook) -> Split | None:
+    return next((s for s in outlook.splits if (s.engines, s.trainers) == (outlook.engines, outlook.trainers)), None)
+
+
 def _split(outlook: Outlook) -> list[str]:
-    now = next((s for s in outlook.splits if (s.engines, s.trainers) == (outlook.engines, outlook.trainers)), None)
+    now, best = _split_now(outlook), recommended(outlook)
     if now is None or len(outlook.splits) < 2:
         return []
-    best = outlook.splits[0]
-    if best is now or best.step_s > (1.0 - NEAR) * now.step_s:
+    if best is None:
         return [
             f"No split of them is better than {devices(outlook, now)} by {NEAR:.0%} or more: "
             f"engines generate {now.engine_busy:.0%} of the step, trainers work {now.trainer_busy:.0%}."

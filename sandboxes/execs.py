@@ -24,6 +24,8 @@ from sandboxes.tararchive import entries_to_tar, tar_to_entries
 SETTLE_S = 10.0
 POLL_S = 0.5
 """How often a command whose output goes on is asked whether it has ended."""
+BEGIN_POLL_S = 0.02
+"""How often a command is asked whether it has begun, which takes the daemon 50 ms."""
 FILE_TIMEOUT_S = 100.0
 
 
@@ -49,7 +51,8 @@ class Ended(Struct, frozen=True):
 class ExecChannel:
     """Takes the agent's messages (`agent.Agent` lists their fields) and answers them as the agent would.
 
-    `width` bounds the execs of all sandboxes together: the daemon does no more at once anyway.
+    `width` bounds the starts of execs of all sandboxes together: the daemon does no more at once anyway. A command that
+    runs holds none of it.
     """
 
     def __init__(self, container: Container, width: asyncio.Semaphore) -> None:
@@ -200,12 +203,9 @@ class ExecChannel:
             err.add(b"sandbox: embedded null byte\n")
             return Ended(126, out, err, False, False)
         owner = "0:0" if user < 0 else f"{user}:{user}"
-        async with self._width:
-            container = self._container.docker.containers.container(self._container.name)
-            execution = await container.exec(argv, stdin=bool(stdin), user=owner, environment=env or {})
-            stream = execution.start(detach=False)
+        try:
+            execution, stream = await self._begin(argv, owner, env or {}, bool(stdin))
             try:
-                await stream.__aenter__()
                 deadline = time.monotonic() + timeout_s
                 async with asyncio.TaskGroup() as group:
                     reading = group.create_task(_drain(stream, out, err))
@@ -217,18 +217,33 @@ class ExecChannel:
                         await asyncio.wait({reading}, timeout=SETTLE_S)
                     reading.cancel()
                     feeding.cancel()
-            except ExceptionGroup as errors:  # how a task group says that one thing failed
-                raise errors.exceptions[0] from errors
-            except aiodocker.DockerError as error:
-                if error.status != 400:  # 400: the daemon cannot start such a command, and no shell could
-                    raise
-                err.add(f"sandbox: {error.message}\n".encode())
-                return Ended(126, out, err, False, False)
             finally:
                 with contextlib.suppress(*FOREIGN):
                     await stream.close()
+        except ExceptionGroup as errors:  # how a task group says that one thing failed
+            raise errors.exceptions[0] from errors
+        except aiodocker.DockerError as error:
+            if error.status != 400:  # 400: the daemon cannot start such a command, and no shell could
+                raise
+            err.add(f"sandbox: {error.message}\n".encode())
+            return Ended(126, out, err, False, False)
         timed_out = exit_code is None
         return Ended(137 if exit_code is None else exit_code, out, err, timed_out, oom_killed)
+
+    async def _begin(self, argv: list[str], owner: str, env: dict[str, str], feeds: bool) -> tuple[Any, Any]:
+        """A started exec and its open stream. What waits here for a slot waits for starts, never for commands."""
+        async with self._width:
+            container = self._container.docker.containers.container(self._container.name)
+            execution = await container.exec(argv, stdin=feeds, user=owner, environment=env)
+            stream = execution.start(detach=False)
+            try:
+                await stream.__aenter__()
+                await _begun(execution)
+            except BaseException:
+                with contextlib.suppress(*FOREIGN):
+                    await stream.close()
+                raise
+        return execution, stream
 
     async def _kill(self) -> bool:
         """Kill all but process 1; whether the kernel had killed for want of memory since the last time."""
@@ -259,6 +274,15 @@ async def _feed(stream: Any, data: bytes) -> None:
         for start in range(0, len(data), 1 << 16):
             await stream.write_in(data[start : start + (1 << 16)])
         stream._resp.connection.transport.write_eof()
+
+
+async def _begun(execution: Any) -> None:
+    """Returns once the daemon has started it, or could not: it opens the stream before it begins."""
+    while True:
+        found = await execution.inspect()
+        if found["Pid"] or found["ExitCode"] is not None:
+            return
+        await asyncio.sleep(BEGIN_POLL_S)
 
 
 async def _exit_code(execution: Any, reading: asyncio.Task[None], deadline: float) -> int | None:

@@ -152,3 +152,20 @@ async def test_auto_falls_back_to_boxes_and_docker_alone_never_does() -> None:
     else:
         assert runtime.name == "process" and "bubblewrap" in runtime.isolation
         await runtime.close()
+
+
+@pytest.mark.docker
+async def test_long_commands_without_python3_keep_no_other_waiting(
+    docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # four execs start at once
+    runtime = DockerRuntime(docker_host)
+    *sleepers, other = await asyncio.gather(*(runtime.start(SandboxSpec(image=BARE_IMAGE)) for _ in range(5)))
+    sleeping = [asyncio.create_task(one.run(Command(script="sleep 1000", timeout_s=60.0))) for one in sleepers]
+    for _ in range(3):  # none of which waits for the sleepers
+        assert (await other.run(Command(script="echo works"))).stdout == b"works\n"
+    assert not any(task.done() for task in sleeping)
+    for task in sleeping:
+        task.cancel()
+    await asyncio.gather(*sleeping, return_exceptions=True)
+    await runtime.close()

@@ -15,12 +15,15 @@ from sandboxes.base import SandboxSpec
 from sandboxes.client import REMEDY, DockerClient
 from sandboxes.errors import CloseFailed, DaemonGone, DiskFull, ImageMissing, SandboxError, StartFailed
 from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
+from sandboxes.session import TOO_OLD
 
 HOME = "/home/agent"
 CHECKER_FOLDERS = ("/tests", "/solution", "/logs")
 CLOSE_LIMIT_S = 60.0
 SCRATCH_MIB = 512
 """Size of each scratch area of a read-only root, where the spec gives none. It counts as memory once written."""
+
+PYTHON_REMEDY = "Add python3 (3.8 or newer) and bash to the image."
 
 # The agent changes users, kills what they left, and hands files over; checkers run with the same. User commands run
 # as another user, who has none of these.
@@ -30,7 +33,7 @@ FOREIGN = (aiodocker.DockerError, aiohttp.ClientError, OSError, AssertionError, 
 
 
 class NoPython(StartFailed):
-    """The image has no python3, so that no agent can run in it."""
+    """The image has no python3, or one that is too old, so that no agent can run in it."""
 
 
 class Container:
@@ -69,6 +72,11 @@ class Container:
             raise EOFError("the daemon closed the connection") from error
 
     async def complaint(self) -> str:
+        """What process 1 said on its error stream before it ended, also where nobody has read on since."""
+        with contextlib.suppress(*FOREIGN, TimeoutError):
+            async with asyncio.timeout(1.0):
+                while self._stream is not None and await self.read():
+                    pass
         return self._said.decode("utf-8", "replace").strip()
 
     async def remove(self) -> None:
@@ -164,8 +172,10 @@ def start_error(image: str, error: BaseException) -> SandboxError:
         )
     if "No such image" in text or "no such image" in text:
         return ImageMissing(f"image {image} was removed meanwhile", remedy="Pull or build it again.")
+    if TOO_OLD in text:
+        return NoPython(f"image {image} has a python3 that is too old", remedy=PYTHON_REMEDY)
     if "python3" in text and ("not found" in text or "no such file" in text):
-        return NoPython(f"image {image} has no python3", remedy="Add python3 (3.8 or newer) and bash to the image.")
+        return NoPython(f"image {image} has no python3", remedy=PYTHON_REMEDY)
     return StartFailed(f"a container of {image} did not start: {text}", remedy="See the daemon's log.")
 
 

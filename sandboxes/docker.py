@@ -2,7 +2,7 @@
 
 So there is no `exec` (each would cost 50 ms of computing, more than most commands), and nothing to forget: when the
 owner ends, however it ends, the daemon closes the agent's input, the agent ends, and AutoRemove takes the container.
-An image without python3 cannot run the agent; there, and only there, every call is an exec (sandboxes.execs).
+An image without a python3 that can run the agent is for `sandboxes.execs`: there, and only there, every call is an exec.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from sandboxes.images import ImageStore
 from sandboxes.owner import Owner
 from sandboxes.pulls import Say
 from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
-from sandboxes.session import AGENT_UID, AgentSandbox, Caller, Hello, agent_argv, greet
+from sandboxes.session import AGENT_UID, TOO_OLD, AgentSandbox, Caller, Hello, agent_argv, greet
 from sandboxes.shield import finish
 from sandboxes.snapshots import Snapshots
 
@@ -212,7 +212,7 @@ class DockerRuntime:
                 await sandbox.close()
             except CloseFailed as left:
                 error.add_note(str(left))
-            if isinstance(error, FOREIGN) and not isinstance(error, SandboxError):
+            if isinstance(error, FOREIGN) and not isinstance(error, SandboxError) or TOO_OLD in str(error):
                 raise start_error(spec.image or spec.context, error) from error
             raise
         return sandbox

@@ -26,6 +26,9 @@ GRACE_S = 30.0
 """What an answer may take beyond a command's own deadline on a busy machine, before the sandbox counts as lost."""
 FILE_DEADLINE_S = 120.0
 TREE_LIMIT_BYTES = 1 << 28
+TOO_OLD = "this python3 cannot run the sandbox agent, which needs 3.8 or newer"
+# A line that any python3 reads: older ones would not get through the agent's text (3.6), or far into its work (3.7).
+_BEGIN = f"import sys; sys.version_info >= (3, 8) or sys.exit({TOO_OLD!r}); exec(sys.argv.pop(1))"
 
 
 class Caller(Protocol):
@@ -182,7 +185,7 @@ async def greet(channel: Caller, hello: Hello, *, deadline_s: float) -> None:
 
 def agent_argv(python: str, sandbox_id: str) -> list[str]:
     """The command line of an agent; the id is there for people who read process lists."""
-    return [python, "-I", "-S", "-c", _agent_source(), sandbox_id]
+    return [python, "-I", "-S", "-c", _BEGIN, _agent_source(), sandbox_id]
 
 
 @functools.cache

@@ -169,3 +169,29 @@ async def test_long_commands_without_python3_keep_no_other_waiting(
         task.cancel()
     await asyncio.gather(*sleeping, return_exceptions=True)
     await runtime.close()
+
+
+OLD_PYTHON = r"""#!/bin/sh
+# Python 3.6 as far as the agent can tell: "$4" is the text that it is to run.
+case "$4" in *"from __future__ import annotations"*) echo "SyntaxError: not defined" >&2; exit 1;; esac
+code=$4; shift 4
+exec python3.new -I -S -c 'import sys; sys.version_info = (3, 6, 15); exec(sys.argv.pop(1))' "$code" "$@"
+"""
+
+
+@pytest.mark.docker
+async def test_a_python3_too_old_for_the_agent_is_treated_like_none(docker_daemon: DockerDaemon, tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text(OLD_PYTHON)
+    (tmp_path / "python3").chmod(0o755)
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {BASE_IMAGE}\nRUN mv $(readlink -f /usr/bin/python3) /usr/bin/python3.new && rm /usr/bin/python3\n"
+        "COPY python3 /usr/bin/python3\n"
+    )
+    runtime = DockerRuntime(docker_daemon.host, labels={"test": "old"})
+    for _ in range(2):
+        sandbox = await runtime.start(SandboxSpec(context=str(tmp_path)))
+        assert (await sandbox.run(Command(script="echo works"))).stdout == b"works\n"
+        first = docker_daemon.docker("inspect", "-f", "{{.Path}}", sandbox.sandbox_id).strip()
+        assert first == "sh"  # no agent
+    await runtime.close()
+    assert docker_daemon.docker("ps", "-aq", "--filter", "label=test=old") == ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 from pathlib import Path
+
+from msgspec import structs
 
 from sandboxes.owner import Owner
 
@@ -21,36 +22,28 @@ _PROC = Path("/proc")
 def owner_word() -> str:
     """To stand on the command line of a box that this process makes."""
     owner = Owner.current()
-    return f"{WORD}{_namespace()}:{owner.pid}:{owner.started}"
+    return f"{WORD}{owner.namespace}:{owner.pid}:{owner.started}"
 
 
 def end_orphans() -> int:
     """Kill every process whose command line names an owner that has certainly ended; returns how many boxes they were
     of. Owners in other PID namespaces cannot be judged from here, and are left alone."""
-    here, me = _namespace(), Owner.current()
+    me = Owner.current()
     boxes: set[bytes] = set()
-    for entry in _PROC.iterdir() if here else ():
+    for entry in _PROC.iterdir() if me.namespace else ():
         words = _command_line(entry) if entry.name.isdigit() else []
         named = [word for word in words if word.startswith(WORD.encode())]
         if not named:
             continue
         namespace, _, rest = named[-1].decode(errors="replace").removeprefix(WORD).partition(":")
         pid, _, started = rest.partition(":")
-        if namespace != here or not pid.isdigit() or not started:
+        if namespace != me.namespace or not pid.isdigit() or not started:
             continue
-        if Owner(pid=int(pid), started=started, boot=me.boot, host=platform.node()).is_gone():
+        if structs.replace(me, pid=int(pid), started=started).is_gone():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(entry.name), signal.SIGKILL)
                 boxes.add(words[-2] if len(words) > 1 else named[-1])
     return len(boxes)
-
-
-def _namespace() -> str:
-    """Of process numbers; empty where the kernel does not say."""
-    try:
-        return str((_PROC / "self/ns/pid").stat().st_ino)
-    except OSError:
-        return ""
 
 
 def _command_line(entry: Path) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Who a sandbox belongs to, so that what a killed owner left behind can be told from what a living one uses.
 
-A process number alone is not enough, since numbers are used again: its start time and the machine's boot go with it.
+A process number alone is not enough, since numbers are used again, and mean something in one PID namespace only: its
+start time, the machine's boot and the namespace go with it.
 """
 
 import os
@@ -23,10 +24,14 @@ class Owner(Struct, frozen=True, kw_only=True):
     boot: str
     host: str
     """Another machine may share a Docker daemon with us; its processes cannot be judged from here."""
+    namespace: str
+    """Of process numbers: a container that shares our host name may have its own. Empty where the kernel does not say,
+    and in labels of versions that did not either."""
 
     @classmethod
     def current(cls) -> "Owner":
-        return cls(pid=os.getpid(), started=_started(os.getpid()), boot=_boot(), host=platform.node())
+        pid = os.getpid()
+        return cls(pid=pid, started=_started(pid), boot=_boot(), host=platform.node(), namespace=_namespace())
 
     @classmethod
     def from_labels(cls, labels: Mapping[str, str]) -> "Owner | None":
@@ -37,6 +42,7 @@ class Owner(Struct, frozen=True, kw_only=True):
                 started=labels[f"{PREFIX}started"],
                 boot=labels[f"{PREFIX}boot"],
                 host=labels[f"{PREFIX}host"],
+                namespace=labels.get(f"{PREFIX}namespace", ""),
             )
         except (KeyError, ValueError):
             return None
@@ -47,13 +53,16 @@ class Owner(Struct, frozen=True, kw_only=True):
             f"{PREFIX}started": self.started,
             f"{PREFIX}boot": self.boot,
             f"{PREFIX}host": self.host,
+            f"{PREFIX}namespace": self.namespace,
         }
 
     def is_gone(self) -> bool:
         """True only when the process has certainly ended."""
         if self.host != platform.node():
             return False
-        return self.boot != _boot() or _started(self.pid) != self.started
+        if self.boot != _boot():
+            return True
+        return self.namespace == _namespace() and _started(self.pid) != self.started
 
 
 def _started(pid: int) -> str:
@@ -70,6 +79,13 @@ def _started(pid: int) -> str:
     try:
         return str(int(psutil.Process(pid).create_time()))
     except psutil.NoSuchProcess:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
         return ""
 
 

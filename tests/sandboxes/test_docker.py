@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sandboxes import Command, DiskFull, DockerRuntime, RuntimeUnavailable, SandboxGone, SandboxSpec, choose
 from sandboxes.owner import Owner
@@ -17,8 +18,7 @@ def dead_owner() -> Owner:
     """This machine and boot, but a process that has ended."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    here = Owner.current()
-    return Owner(pid=child.pid, started="1", boot=here.boot, host=here.host)
+    return structs.replace(Owner.current(), pid=child.pid, started="1")
 
 
 @pytest.mark.docker
@@ -89,12 +89,14 @@ async def test_reap_removes_what_dead_owners_left_and_only_that(docker_daemon: D
         flags = [flag for key, value in labels.items() for flag in ("--label", f"{key}={value}")]
         docker_daemon.docker("create", "--name", name, *flags, BASE_IMAGE, "true")
 
-    elsewhere = Owner(pid=1, started="1", boot="b", host="another-machine")
+    elsewhere = structs.replace(dead_owner(), boot="b", host="another-machine")
+    beside = structs.replace(dead_owner(), namespace="1")
     for name, owner, label in (
         ("dead", dead_owner(), "mine"),
         ("dead-of-another-run", dead_owner(), "other"),
         ("alive", Owner.current(), "mine"),
         ("elsewhere", elsewhere, "mine"),
+        ("in-another-namespace", beside, "mine"),
     ):
         leftover(name, owner, label)
     docker_daemon.docker("create", "--name", "foreign", "--label", "run=mine", BASE_IMAGE, "true")
@@ -102,9 +104,9 @@ async def test_reap_removes_what_dead_owners_left_and_only_that(docker_daemon: D
     assert await runtime.reap({"run": "mine"}) == 1
     assert await runtime.reap({"run": "mine"}) == 0
     names = set(docker_daemon.docker("ps", "-a", "--format", "{{.Names}}").split())
-    assert {"dead-of-another-run", "alive", "elsewhere", "foreign"} <= names and "dead" not in names
+    assert {"dead-of-another-run", "alive", "elsewhere", "in-another-namespace", "foreign"} <= names and "dead" not in names
     assert await runtime.reap({}) == 1
-    docker_daemon.docker("rm", "alive", "elsewhere", "foreign")
+    docker_daemon.docker("rm", "alive", "elsewhere", "in-another-namespace", "foreign")
     await runtime.close()
 
 

@@ -24,11 +24,12 @@ from sandboxes.errors import (
 )
 from sandboxes.latency import Latency
 from sandboxes.pool import Pool, PoolState
-from sandboxes.process import ProcessRuntime
+from sandboxes.process import BOX_MIB, ProcessRuntime
 from sandboxes.shell import ShellSession
 from sandboxes.terminal import Terminal
 
 __all__ = [
+    "BOX_MIB",
     "BuildFailed",
     "CloseFailed",
     "Command",
@@ -63,18 +64,20 @@ async def choose(
     docker_host: str = "",
     labels: Mapping[str, str] | None = None,
     images_bytes: int = 0,
+    box_mib: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Runtime:
     """A checked runtime of this kind. `auto`: Docker if it answers, else boxes if they work, else an error.
 
-    `images_bytes` (disk for images that are built, 0 = no limit) and `say` (progress) are Docker's.
+    `images_bytes` (disk for images that are built, 0 = no limit) and `say` (progress, and limits that the daemon cannot
+    keep) are Docker's; `box_mib` is the process runtime's.
     The caller closes it. Raises: RuntimeUnavailable with every reason and remedy; never anything weaker instead.
     """
     candidates: list[Runtime] = []
     if kind in ("auto", "docker"):
         candidates.append(DockerRuntime(docker_host, labels=labels, images_bytes=images_bytes, say=say))
     if kind in ("auto", "process"):
-        candidates.append(ProcessRuntime())
+        candidates.append(ProcessRuntime(box_mib=box_mib))
     reasons: list[RuntimeUnavailable] = []
     for runtime in candidates:
         try:

@@ -2,7 +2,7 @@
 
 So there is no `exec` (each would cost 50 ms of computing, more than most commands), and nothing to forget: when the
 owner ends, however it ends, the daemon closes the agent's input, the agent ends, and AutoRemove takes the container.
-An image without a python3 that can run the agent is for `sandboxes.execs`: there, and only there, every call is an exec.
+An image without a python3 that can run the agent is left to `sandboxes.execs`; only there every call is an exec.
 """
 
 import asyncio
@@ -41,13 +41,18 @@ from sandboxes.snapshots import Snapshots
 
 SANDBOX_LABEL = "thundersync.sandbox"
 START_LIMIT_S = 120.0
+NO_QUOTAS = (
+    "the Docker daemon's storage has no quotas: sandboxes' disk limits hold for each file, not for all they write "
+    "(quotas: overlay2 on xfs mounted with pquota, btrfs, or zfs)"
+)
 
 
 class DockerRuntime:
     """Makes containers on one daemon. `docker_host` as in DOCKER_HOST (empty: the default socket).
 
     `labels` are put on every container, beside those that say who owns it. `images_bytes`: of disk that images built
-    here may take, 0 = no limit. `say` gets a line at a time about images that are pulled or removed.
+    here may take, 0 = no limit. `say` gets a line at a time about images that are pulled or removed, and once that disk
+    limits cannot be kept.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class DockerRuntime:
         self._images = ImageStore(self._client, budget_bytes=images_bytes, say=say)
         self._snapshots = Snapshots(self._client)
         self._labels = dict(labels or {})
+        self._say = say
         self._owner = Owner.current()
         self._sandboxes: set[AgentSandbox] = set()
         self._without_python: set[str] = set()
@@ -212,19 +218,24 @@ class DockerRuntime:
                 await sandbox.close()
             except CloseFailed as left:
                 error.add_note(str(left))
-            if isinstance(error, FOREIGN) and not isinstance(error, SandboxError) or TOO_OLD in str(error):
+            if not isinstance(error, SandboxError) and isinstance(error, FOREIGN):
+                raise start_error(spec.image or spec.context, error) from error
+            if TOO_OLD in str(error):
                 raise start_error(spec.image or spec.context, error) from error
             raise
         return sandbox
 
     async def _create(self, container: Container, spec: SandboxSpec, image: str, argv: Sequence[str]) -> None:
         labels = {**self._labels, **spec.labels, **self._owner.labels(), SANDBOX_LABEL: container.name}
+        quota = self._quota and spec.disk_mib > 0
         try:
-            await container.create(settings(spec, image, labels, argv=argv, quota=self._quota))
+            await container.create(settings(spec, image, labels, argv=argv, quota=quota))
         except aiodocker.DockerError as error:
-            if not (self._quota and spec.disk_mib and lacks_quotas(error)):
+            if not (quota and lacks_quotas(error)):
                 raise
-            self._quota = False
+            if self._quota:
+                self._quota = False
+                self._say(NO_QUOTAS)
             await container.create(settings(spec, image, labels, argv=argv, quota=False))
 
 

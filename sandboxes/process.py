@@ -27,16 +27,20 @@ from sandboxes.shield import finish
 from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
 
 HOME = "/home/agent"
+BOX_MIB = 512
 START_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
 NOBODY_HERE = "agent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n"
 
 
 class ProcessRuntime:
-    """Makes bubblewrap boxes. Files of a box live in memory, at most `disk_mib` where a spec does not say."""
+    """Makes bubblewrap boxes. Files of a box live in memory, at most `disk_mib` where a spec does not say, and at most
+    `box_mib` whatever it says (0: as it says).
+    """
 
-    def __init__(self, *, disk_mib: int = 512) -> None:
+    def __init__(self, *, disk_mib: int = BOX_MIB, box_mib: int = 0) -> None:
         self._disk_bytes = disk_mib << 20
+        self._box_bytes = box_mib << 20
         self._boxes: set[AgentSandbox] = set()
         # A start is 30 ms of computing: more at once than cores would only make all of them late.
         self._starting = asyncio.Semaphore(2 * (os.cpu_count() or 1))
@@ -176,6 +180,8 @@ class ProcessRuntime:
         return box
 
     def _room(self, spec: SandboxSpec) -> int:
+        if self._box_bytes:
+            return min(spec.disk_mib << 20 or self._box_bytes, self._box_bytes)
         return spec.disk_mib << 20 or self._disk_bytes
 
     def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: "_Pipes") -> AgentSandbox:

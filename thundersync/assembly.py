@@ -385,6 +385,8 @@ async def open_pool(config: Config, *, say: Callable[[str], None], stack: AsyncE
             config.sandbox.runtime,
             docker_host=config.sandbox.docker_host or os.environ.get("DOCKER_HOST", ""),
             images_bytes=int(config.sandbox.images_gib * 2**30),
+            # What a task names was meant for a disk: in memory, only the run's own configuration gives more than this.
+            box_mib=config.sandbox.disk_mib or sandboxes.BOX_MIB,
             say=say,
         )
     pool = Pool(runtime, ahead=config.sandbox.max_containers)
@@ -447,17 +449,20 @@ def _run_started(
 
 
 async def load_tasks(config: Config, env: EnvConfig) -> list[Task]:
-    tasks = await asyncio.to_thread(load_env, env, variables=os.environ)
-    if config.sandbox.network == "off":
-        return [msgspec.structs.replace(task, network=False) for task in tasks]
-    return tasks
+    return within(config, await asyncio.to_thread(load_env, env, variables=os.environ))
 
 
 def within(config: Config, tasks: Sequence[Task]) -> list[Task]:
-    """Tasks as this run works them."""
-    if config.sandbox.network == "off":
-        return [msgspec.structs.replace(task, network=False) for task in tasks]
-    return list(tasks)
+    """Tasks as this run works them: without network if it has none, and with no more disk than it gives."""
+    most = config.sandbox.disk_mib
+    return [
+        msgspec.structs.replace(
+            task,
+            network=task.network and config.sandbox.network == "task",
+            disk_mib=min(most or task.disk_mib, task.disk_mib or most),
+        )
+        for task in tasks
+    ]
 
 
 async def ended(task: asyncio.Task[None]) -> None:

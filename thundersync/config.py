@@ -277,6 +277,10 @@ class SandboxConfig(Section, frozen=True, kw_only=True):
     """Empty: the environment's DOCKER_HOST, else the default socket."""
     pids: Positive = 256
     """Processes in one sandbox."""
+    disk_mib: NonNegative = 0
+    """Most that one sandbox may write; a task that names less (Harbor's `storage_mb`) has that. 0 = as the task says,
+    or no limit. Docker holds to it where its storage has quotas (overlay2 on xfs with pquota, btrfs, zfs); elsewhere
+    each file alone is limited, and the run says so. Process sandboxes keep files in memory: with 0, at most 512 MiB."""
     images_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Disk that images built from tasks' Dockerfiles may take on the Docker daemon: beyond it those used longest ago
     are removed; 0 = no limit."""

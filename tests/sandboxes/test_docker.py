@@ -62,13 +62,20 @@ async def test_a_read_only_root_has_its_work_areas_and_they_begin_as_the_image(
 
 
 @pytest.mark.docker
-async def test_a_disk_limit_holds_for_each_file_where_the_daemon_has_no_quotas(docker_host: str) -> None:
-    runtime = DockerRuntime(docker_host)
+async def test_a_disk_limit_holds_for_each_file_where_the_daemon_has_no_quotas_which_is_told_once(
+    docker_host: str,
+) -> None:
+    said: list[str] = []
+    runtime = DockerRuntime(docker_host, say=said.append)
+    await runtime.start(SandboxSpec(image=BASE_IMAGE))
+    assert said == []  # nobody asked for one
+    await asyncio.gather(*(runtime.start(SandboxSpec(image=BASE_IMAGE, disk_mib=4)) for _ in range(3)))
     sandbox = await runtime.start(SandboxSpec(image=BASE_IMAGE, disk_mib=4))
     result = await sandbox.run(Command(script="head -c 9M /dev/zero > /workspace/large"))
     assert result.exit_code != 0
     assert int((await sandbox.run(Command(script="stat -c %s /workspace/large"))).stdout) <= 4 << 20
     assert (await sandbox.run(Command(script="echo alive"))).stdout == b"alive\n"
+    assert len(said) == 1 and "has no quotas" in said[0] and "each file" in said[0]
     await runtime.close()
 
 
@@ -104,7 +111,8 @@ async def test_reap_removes_what_dead_owners_left_and_only_that(docker_daemon: D
     assert await runtime.reap({"run": "mine"}) == 1
     assert await runtime.reap({"run": "mine"}) == 0
     names = set(docker_daemon.docker("ps", "-a", "--format", "{{.Names}}").split())
-    assert {"dead-of-another-run", "alive", "elsewhere", "in-another-namespace", "foreign"} <= names and "dead" not in names
+    assert {"dead-of-another-run", "alive", "elsewhere", "in-another-namespace", "foreign"} <= names
+    assert "dead" not in names
     assert await runtime.reap({}) == 1
     docker_daemon.docker("rm", "alive", "elsewhere", "in-another-namespace", "foreign")
     await runtime.close()
@@ -182,7 +190,7 @@ exec python3.new -I -S -c 'import sys; sys.version_info = (3, 6, 15); exec(sys.a
 
 
 @pytest.mark.docker
-async def test_a_python3_too_old_for_the_agent_is_treated_like_none(docker_daemon: DockerDaemon, tmp_path: Path) -> None:
+async def test_a_python3_too_old_for_the_agent_is_like_none(docker_daemon: DockerDaemon, tmp_path: Path) -> None:
     (tmp_path / "python3").write_text(OLD_PYTHON)
     (tmp_path / "python3").chmod(0o755)
     (tmp_path / "Dockerfile").write_text(

@@ -122,3 +122,12 @@ async def test_an_image_that_is_nowhere_or_unfit_is_told_by_name(docker_host: st
     with pytest.raises(StartFailed, match="sh"):
         await runtime.start(SandboxSpec(context=str(tmp_path)))
     await runtime.close()
+
+
+@pytest.mark.parametrize(("asked_mib", "had_kib"), [(0, 8 << 10), (4096, 8 << 10), (4, 4 << 10)])
+async def test_a_box_has_no_more_memory_for_files_than_the_runtime_gives(asked_mib: int, had_kib: int) -> None:
+    runtime = ProcessRuntime(box_mib=8)
+    box = await runtime.start(SandboxSpec(disk_mib=asked_mib))
+    df = await box.run(Command(script="df -k --output=size /workspace | tail -1"))
+    assert int(df.stdout) == had_kib
+    await runtime.close()

@@ -105,6 +105,16 @@ def test_both_ages_of_network_and_memory_keys_are_read(
     assert (task.network, task.memory_mib) == (network, memory_mib)
 
 
+@pytest.mark.parametrize(
+    ("environment", "disk_mib"),
+    [("", 0), ("storage_mb = 10240\n", 10240), ('storage = "10G"\n', 10240), ('storage_mb = 1\nstorage = "1G"\n', 1)],
+)
+def test_both_ages_of_the_storage_key_are_read(tmp_path: Path, environment: str, disk_mib: int) -> None:
+    make_folder(tmp_path, toml=f"[environment]\n{environment}")
+    (task,) = load_tasks(str(tmp_path))
+    assert task.disk_mib == disk_mib
+
+
 def test_unknown_keys_and_both_version_keys_are_tolerated(tmp_path: Path) -> None:
     make_folder(tmp_path, "a", toml='schema_version = "1.4"\nartifacts = ["/x"]\n[agent]\nmood = "good"\n[novel]\n')
     make_folder(tmp_path, "b", toml='version = "1.0"\n')

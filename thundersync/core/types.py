@@ -101,6 +101,8 @@ class Task(Struct, frozen=True, kw_only=True):
     build_timeout_s: float = 600.0
     cpus: float = 1.0
     memory_mib: int = 2048
+    disk_mib: int = 0
+    """Most that its sandbox may write; 0: the task does not say."""
     network: bool = False
     stages: list[Stage] = []
     """Of a task that has some: all of them, in order. Instruction, checker and solution above are the first one's."""

@@ -75,6 +75,7 @@ class Worlds:
             network=task.network,
             cpus=task.cpus,
             memory_mib=task.memory_mib,
+            disk_mib=task.disk_mib,
             pids=self._pids,
             build_timeout_s=task.build_timeout_s,
             ttl_s=self.limit_s(task) + task.checker_timeout_s + TTL_MARGIN_S,

@@ -248,6 +248,7 @@ def spec_of(task: Task, *, pids: int = 256) -> SandboxSpec:
         network=task.network,
         cpus=task.cpus,
         memory_mib=task.memory_mib,
+        disk_mib=task.disk_mib,
         pids=pids,
         build_timeout_s=task.build_timeout_s,
         ttl_s=task.checker.timeout_s + task.build_timeout_s + 3 * GIT_TIMEOUT_S,

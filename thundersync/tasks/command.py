@@ -45,7 +45,7 @@ async def check_all(
     net: NetworkKind = _one_of("--network", network, get_args(NetworkKind))
     found = await asyncio.to_thread(find_all, path, variables=variables)
     report = ReportFile(json, again=again)
-    chosen = await sandboxes.choose(kind, docker_host=docker_host)
+    chosen = await sandboxes.choose(kind, docker_host=docker_host, box_mib=sandboxes.BOX_MIB)
     try:
         left = [each for each in found if not report.holds(each.key, runtime=chosen.name, stand_in=stand_in)]
         if stand_in and chosen.name != "docker":

@@ -81,6 +81,7 @@ def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tupl
         build_timeout_s=facts.build_timeout_s,
         cpus=facts.cpus,
         memory_mib=facts.memory_mib,
+        disk_mib=facts.disk_mib,
         network=facts.network,
         stage_rewards=facts.stage_rewards,
     )

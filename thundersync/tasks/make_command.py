@@ -41,7 +41,7 @@ async def make_all(
     if runtime not in get_args(RuntimeKind):
         known = ", ".join(get_args(RuntimeKind))
         raise ConfigError(f"--runtime is {runtime!r}", remedy=f"Give one of: {known}.")
-    chosen = await sandboxes.choose(runtime, docker_host=docker_host)  # type: ignore[arg-type]  # checked above
+    chosen = await sandboxes.choose(runtime, docker_host=docker_host, box_mib=sandboxes.BOX_MIB)  # type: ignore[arg-type]  # checked above
     started_s = time.monotonic()
     found: list[Made] = []
     try:

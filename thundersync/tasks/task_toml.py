@@ -37,7 +37,7 @@ class VerifierTable(Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentTable(Struct, frozen=True, kw_only=True):
-    """Sizes come in two ages: `memory_mb = 2048`, or `memory = "2G"`; so does the network."""
+    """Sizes come in two ages: `memory_mb = 2048`, or `memory = "2G"`; so do `storage` and the network."""
 
     build_timeout_sec: float = 600.0
     docker_image: str = ""
@@ -45,6 +45,8 @@ class EnvironmentTable(Struct, frozen=True, kw_only=True):
     cpus: float = 1.0
     memory_mb: float | None = None
     memory: str | float | None = None
+    storage_mb: float | None = None
+    storage: str | float | None = None
     gpus: int = 0
     env: dict[str, str] = {}
     workdir: str = ""
@@ -106,6 +108,8 @@ class TaskToml(Struct, frozen=True, kw_only=True):
     """Empty: the image's own."""
     cpus: float
     memory_mib: int
+    disk_mib: int
+    """0: it does not say."""
     network: bool
     stages: list[StageToml] = []
     stage_rewards: Literal["mean", "final"] = "mean"
@@ -144,7 +148,8 @@ def parse_task_toml(text: str, *, variables: Mapping[str, str]) -> tuple[TaskTom
             docker_image=environment.docker_image,
             workdir=environment.workdir,
             cpus=environment.cpus,
-            memory_mib=_memory_mib(environment, faults),
+            memory_mib=_mib("memory", environment.memory_mb, environment.memory, faults) or 2048,
+            disk_mib=_mib("storage", environment.storage_mb, environment.storage, faults),
             network=_network(agent, environment),
             stages=stages,
             stage_rewards="final" if strategy == "final" else "mean",
@@ -237,15 +242,16 @@ def _network(agent: AgentTable, environment: EnvironmentTable) -> bool:
     return environment.allow_internet is not False
 
 
-def _memory_mib(environment: EnvironmentTable, faults: list[str]) -> int:
-    if environment.memory_mb is not None:
-        return max(1, round(environment.memory_mb))
-    if environment.memory is None:
-        return 2048
-    match = _SIZE.fullmatch(str(environment.memory).strip())
+def _mib(name: str, newer_mb: float | None, older: str | float | None, faults: list[str]) -> int:
+    """A size in either way of giving it; 0 where neither is given."""
+    if newer_mb is not None:
+        return max(1, round(newer_mb))
+    if older is None:
+        return 0
+    match = _SIZE.fullmatch(str(older).strip())
     if match is None:
-        faults.append(f'[environment] memory = "{environment.memory}" is not a size like "2G" or "512M"')
-        return 2048
+        faults.append(f'[environment] {name} = "{older}" is not a size like "2G" or "512M"')
+        return 0
     return max(1, round(float(match[1]) * _UNIT_MIB[match[2].lower()]))
 
 

@@ -103,6 +103,10 @@ class Runtime(Protocol):
     def isolation(self) -> str:
         """One sentence for people: what this kind does and does not guarantee."""
 
+    @property
+    def outage_limit_s(self) -> float:
+        """How long `start` may wait for a daemon that is away, beyond what starting takes."""
+
     async def check(self) -> None:
         """Raises RuntimeUnavailable with a remedy before anything is started."""
 

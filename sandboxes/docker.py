@@ -91,6 +91,10 @@ class DockerRuntime:
             "is limited only where the daemon's storage has quotas, and the host's kernel is shared."
         )
 
+    @property
+    def outage_limit_s(self) -> float:
+        return 0.0
+
     async def check(self) -> None:
         """Raises: RuntimeUnavailable when no daemon answers."""
         await self._client.check()

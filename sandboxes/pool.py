@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
-from sandboxes.errors import CloseFailed, SandboxError, StartFailed
+from sandboxes.errors import CloseFailed, DaemonGone, SandboxError, StartFailed
 from sandboxes.latency import Latencies, Latency
+from sandboxes.outage import LOOK_AGAIN_S, OUTAGE_LIMIT_S, Outage
 from sandboxes.shield import finish
 
 CLOSE_LIMIT_S = 180.0
@@ -39,7 +40,9 @@ class Pool:
 
     `ahead`: most sandboxes that wait started. `width`: how many of them start at once; what is asked for right now is
     not held up by them. One that has waited for `idle_limit_s` is replaced; its lifetime is lengthened by as much.
-    `labels`: those of this runtime's own sandboxes, for the leftovers that `check` and `close` remove.
+    `labels`: those of this runtime's own sandboxes, for the leftovers that `check` and `close` remove. A daemon that is
+    away is waited for, up to `outage_limit_s`, by whatever asks for a sandbox, and looked for every `look_again_s`;
+    `say` gets a line when that begins and ends.
     """
 
     def __init__(
@@ -50,8 +53,13 @@ class Pool:
         width: int = 2,
         idle_limit_s: float = 1800.0,
         labels: Mapping[str, str] | None = None,
+        outage_limit_s: float = OUTAGE_LIMIT_S,
+        look_again_s: float = LOOK_AGAIN_S,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._runtime = runtime
+        self._outage_limit_s = outage_limit_s
+        self._outage = Outage(self._answers, limit_s=outage_limit_s, look_again_s=look_again_s, say=say)
         self._ahead = ahead
         self._width = asyncio.Semaphore(width)
         self._idle_limit_s = idle_limit_s
@@ -70,6 +78,10 @@ class Pool:
     @property
     def isolation(self) -> str:
         return self._runtime.isolation
+
+    @property
+    def outage_limit_s(self) -> float:
+        return self._outage_limit_s
 
     def latencies(self) -> dict[str, Latency]:
         """Seconds by kind of call: `start`, `command` (beyond the command's own time), `file`, `close`,
@@ -111,15 +123,28 @@ class Pool:
         return begun
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """One that waits, if it is still alive; else a new one. Raises: what the runtime's `start` raises."""
+        """One that waits, if it is still alive; else a new one, for which a daemon that is away is waited for.
+
+        Raises: what the runtime's `start` raises; DaemonGone only when it has been away too long.
+        """
         if self._closed:
             raise StartFailed("this pool was closed", remedy="Make a new pool.")
         if (sandbox := await self._from(self._stock.get(_key(spec), deque()))) is not None:
             self._from_stock += 1
             return _Timed(sandbox, self._latencies)
         self._started_late += 1
-        with self._latencies.timed("start"):
-            return _Timed(await self._runtime.start(spec), self._latencies)
+        while True:
+            try:
+                with self._latencies.timed("start"):
+                    sandbox = await self._runtime.start(spec)
+            except DaemonGone as error:
+                await self._outage.wait(error)
+            except SandboxError:
+                self._outage.over()
+                raise
+            else:
+                self._outage.over()
+                return _Timed(sandbox, self._latencies)
 
     async def snapshot(self, sandbox: Sandbox, spec: SandboxSpec) -> SandboxSpec:
         """`spec` with the files that `sandbox` has now as its start."""
@@ -156,6 +181,11 @@ class Pool:
             await self.reap(self._labels)
         finally:
             await self._runtime.close()
+
+    async def _answers(self) -> None:
+        if self._closed:
+            raise StartFailed("this pool was closed", remedy="Make a new pool.")
+        await self._runtime.check()
 
     async def _start_ahead(self, spec: SandboxSpec, begin: Callable[[], None]) -> Sandbox:
         async with self._width:

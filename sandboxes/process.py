@@ -61,6 +61,10 @@ class ProcessRuntime:
             f"agent and checker are one user, and the host's kernel is shared.{processes}"
         )
 
+    @property
+    def outage_limit_s(self) -> float:
+        return 0.0
+
     async def check(self) -> None:
         """Start a box and run a command in it. Raises: RuntimeUnavailable."""
         try:

@@ -432,6 +432,10 @@ class FakeRuntime:
         return "none: nothing runs"
 
     @property
+    def outage_limit_s(self) -> float:
+        return 0.0
+
+    @property
     def open(self) -> list[FakeSandbox]:
         """Sandboxes that nobody closed."""
         return [sandbox for sandbox in self.sandboxes if not sandbox.closed]

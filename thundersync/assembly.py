@@ -136,6 +136,9 @@ async def build(
                 machines.teachers.refuse_tasks_without_teacher(task.task_id for task in given)
         return within(config, given)
 
+    def warn(text: str) -> None:
+        emit(Warned(at_s=time.time(), text=text))
+
     runtime: Runtime | None = None
     machines: Machines | None = None
     size = config.algo.prompts_per_step
@@ -154,7 +157,7 @@ async def build(
     teachers_at = await teacher_paths(config, model_path, say=say)
     if any(teacher.privileged for teacher in config.teacher):
         await asyncio.to_thread(refuse_untold, tasks)
-    runtime = pool = await open_pool(config, say=say, stack=stack)
+    runtime = pool = await open_pool(config, say=say, warn=warn, stack=stack)
     refuse_network(runtime.name, [*tasks, *eval_tasks])
     opened = await open_run(config, source, resume=resume, say=say, stack=stack, failed=failed)
     folder, feed, state = opened.folder, opened.feed, opened.state
@@ -376,8 +379,13 @@ async def build(
     )
 
 
-async def open_pool(config: Config, *, say: Callable[[str], None], stack: AsyncExitStack) -> Pool:
-    """The configured sandboxes, rid of what a dead run has left. Raises: RuntimeUnavailable."""
+async def open_pool(
+    config: Config, *, say: Callable[[str], None], warn: Callable[[str], None], stack: AsyncExitStack
+) -> Pool:
+    """The configured sandboxes, rid of what a dead run has left. `warn` is told when a daemon is away and comes back.
+
+    Raises: RuntimeUnavailable.
+    """
     if config.sandbox.runtime == "none":
         runtime: Runtime = WithoutSandboxes()
     else:
@@ -389,7 +397,7 @@ async def open_pool(config: Config, *, say: Callable[[str], None], stack: AsyncE
             box_mib=config.sandbox.disk_mib or sandboxes.BOX_MIB,
             say=say,
         )
-    pool = Pool(runtime, ahead=config.sandbox.max_containers)
+    pool = Pool(runtime, ahead=config.sandbox.max_containers, say=warn)
     stack.push_async_callback(pool.close)
     if left := await pool.reap({}):
         say(f"removed {left} sandboxes that a dead run had left")

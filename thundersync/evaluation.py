@@ -35,7 +35,7 @@ from thundersync.evaluate.samples import ASKED, Asked, SampleFile, SuiteAsked, f
 from thundersync.generate.base import Generator
 from thundersync.generate.nobody import NoEngine
 from thundersync.models import resolve_model
-from thundersync.monitor.events import AnyEvent, RunFinished, RunStarted
+from thundersync.monitor.events import AnyEvent, RunFinished, RunStarted, Warned
 from thundersync.monitor.feed import Feed
 from thundersync.monitor.gauges import GaugeReader
 from thundersync.refusals import refuse_long_prompts, refuse_network, refuse_overlap
@@ -189,7 +189,7 @@ class Evaluation:
             raise ConfigError(
                 'sandbox.runtime = "none" has no sandboxes to evaluate in', remedy='Set sandbox.runtime = "auto".'
             )
-        pool = await open_pool(self._config, say=self._say, stack=self._stack)
+        pool = await open_pool(self._config, say=self._say, warn=self._warn, stack=self._stack)
         refuse_network(pool.name, tasks)
         return pool
 
@@ -299,6 +299,9 @@ class Evaluation:
         self._known = await asyncio.to_thread(self._file.begin, asked)
         if self._known:
             self._say(f"{len(self._known)} samples are there already")
+
+    def _warn(self, text: str) -> None:
+        self._emit(Warned(at_s=time.time(), text=text))
 
     def _emit(self, event: AnyEvent) -> None:
         self._tools.see(event)

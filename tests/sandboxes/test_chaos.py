@@ -16,6 +16,7 @@ from sandboxes import (
     DiskFull,
     DockerRuntime,
     ImageMissing,
+    Pool,
     Result,
     Sandbox,
     SandboxError,
@@ -23,6 +24,7 @@ from sandboxes import (
     SandboxSpec,
 )
 from tests.docker_daemon import BARE_IMAGE, BASE_IMAGE, DockerDaemon, base_image_tar, missing
+from tests.sandboxes.conftest import until
 
 pytestmark = pytest.mark.docker
 
@@ -140,6 +142,23 @@ async def test_a_daemon_that_restarts_loses_its_sandboxes_and_serves_new_ones(ow
     third = await runtime.start(spec)
     assert (await third.run(Command(script="echo works"))).stdout == b"works\n"
     await runtime.close()
+    assert own_daemon.docker("ps", "-aq") == ""
+
+
+async def test_a_pool_pauses_while_the_daemon_is_away_and_goes_on_when_it_is_back(own_daemon: DockerDaemon) -> None:
+    said: list[str] = []
+    pool = Pool(DockerRuntime(own_daemon.host), look_again_s=0.1, say=said.append)
+    spec = SandboxSpec(image=BASE_IMAGE)
+    await (await pool.start(spec)).close()
+    await asyncio.to_thread(own_daemon.stop)
+    waiting = [asyncio.create_task(pool.start(spec)) for _ in range(3)]
+    await until(lambda: bool(said))
+    assert "sandboxes wait" in said[0] and not any(task.done() for task in waiting)
+    own_daemon.start()
+    for sandbox in await asyncio.gather(*waiting):
+        assert (await sandbox.run(Command(script="echo works"))).stdout == b"works\n"
+    assert len(said) == 2 and "answers again" in said[1]
+    await pool.close()
     assert own_daemon.docker("ps", "-aq") == ""
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from sandboxes import (
     Command,
+    DaemonGone,
     Pool,
     ProcessRuntime,
     Result,
@@ -55,7 +56,7 @@ class Empty:
 class World:
     """A runtime that starts as many as its gate lets through."""
 
-    name, isolation = "world", "none"
+    name, isolation, outage_limit_s = "world", "none", 0.0
 
     def __init__(self) -> None:
         self.alive: set[Empty] = set()
@@ -63,9 +64,14 @@ class World:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failing = False
+        self.away = 0
+        """How many more calls find no daemon."""
         self.closed = False
 
-    async def check(self) -> None: ...
+    async def check(self) -> None:
+        if self.away:
+            self.away -= 1
+            raise RuntimeUnavailable("no daemon", remedy="start one")
 
     async def prepare(self, spec: SandboxSpec) -> None: ...
 
@@ -75,6 +81,9 @@ class World:
         try:
             await self.gate.wait()
             await asyncio.sleep(0)
+            if self.away:
+                self.away -= 1
+                raise DaemonGone("the daemon went away", remedy="start it")
             if self.failing:
                 raise RuntimeUnavailable("no daemon", remedy="start one")
         finally:
@@ -229,6 +238,58 @@ async def test_closing_ends_starts_under_way_and_reaps_before_and_after() -> Non
     with pytest.raises(StartFailed):
         pool.prepare_ahead([A])
     await pool.close()
+
+
+async def test_a_daemon_that_is_away_is_waited_for_by_all_and_told_once() -> None:
+    world, said = World(), list[str]()
+    pool = Pool(world, look_again_s=0.001, say=said.append)
+    for _ in range(2):  # and every time it goes
+        world.away = 40
+        lent = await asyncio.gather(*(pool.start(A) for _ in range(5)))
+        assert len({one.sandbox_id for one in lent}) == 5 and world.away == 0
+        assert len(said) == 2 and "sandboxes wait" in said[0] and "answers again" in said[1]
+        said.clear()
+    await pool.close()
+
+
+async def test_a_daemon_that_stays_away_is_told_to_everyone_after_the_limit_and_may_come_back_later() -> None:
+    world, said = World(), list[str]()
+    pool = Pool(world, outage_limit_s=0.05, look_again_s=0.001, say=said.append)
+    world.away = 10**9
+    ends = await asyncio.gather(*(pool.start(A) for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(end, DaemonGone) and "away for more than" in str(end) and end.remedy for end in ends)
+    with pytest.raises(DaemonGone):  # nobody waits a second time
+        await pool.start(A)
+    assert len(said) == 2
+    world.away = 0
+    await pool.start(A)
+    assert len(said) == 3 and "answers again" in said[2]
+    await pool.close()
+
+
+async def test_a_daemon_that_answers_but_starts_nothing_is_not_waited_for_for_ever() -> None:
+    class Busy(World):
+        async def check(self) -> None: ...
+
+    world, said = Busy(), list[str]()
+    world.away = 10**9
+    pool = Pool(world, outage_limit_s=0.05, look_again_s=0.001, say=said.append)
+    with pytest.raises(DaemonGone):
+        await pool.start(A)
+    assert len(said) == 2
+    await pool.close()
+
+
+async def test_who_waits_for_a_daemon_is_told_when_the_pool_closes() -> None:
+    world = World()
+    waits = asyncio.Event()
+    pool = Pool(world, look_again_s=0.001, say=lambda text: waits.set())
+    world.away = 10**9
+    waiting = asyncio.create_task(pool.start(A))
+    await waits.wait()
+    await pool.close()
+    with pytest.raises(StartFailed, match="closed"):
+        await waiting
 
 
 async def test_figures_tell_kinds_of_calls_apart() -> None:

@@ -14,6 +14,7 @@ class WithoutSandboxes:
 
     name = "none"
     isolation = "there are none"
+    outage_limit_s = 0.0
 
     async def check(self) -> None:
         """Nothing can be missing."""

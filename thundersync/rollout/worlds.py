@@ -111,7 +111,7 @@ class Worlds:
         if fork.spec is not None:
             here = msgspec.structs.replace(fork.spec, labels=spec.labels)
             try:
-                return await in_time(self._runtime.start(here), self._start_limit_s(task), "start")
+                return await self._started(task, here)
             except SandboxError as error:  # somebody removed it: what it saved can be done again
                 fork.spec = None
                 text = f"task {task.task_id} is prepared in each sandbox again; its snapshot is gone: {error}"
@@ -135,7 +135,7 @@ class Worlds:
 
     async def _prepared(self, task: Task, spec: SandboxSpec) -> tuple[Sandbox, float]:
         """A new sandbox, and the seconds that preparing it took."""
-        sandbox = await in_time(self._runtime.start(spec), self._start_limit_s(task), "start")
+        sandbox = await self._started(task, spec)
         began_s = self._clock()
         try:
             # Repairs start from a state that is made in the sandbox: the bug in, the repository's past out.
@@ -144,6 +144,10 @@ class Worlds:
             await self._close(sandbox, spec.labels["rollout"])
             raise
         return sandbox, self._clock() - began_s
+
+    async def _started(self, task: Task, spec: SandboxSpec) -> Sandbox:
+        limit_s = self._start_limit_s(task) + self._runtime.outage_limit_s
+        return await in_time(self._runtime.start(spec), limit_s, "start")
 
     async def _close(self, sandbox: Sandbox, rollout_id: RolloutId) -> None:
         try:

@@ -129,3 +129,8 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Remove every sandbox this runtime still owns."""
+
+
+def isolation_of(runtime: Runtime) -> str:
+    """What whoever starts something says of where commands will run."""
+    return f"{runtime.name} sandboxes: {runtime.isolation}"

@@ -5,14 +5,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from thundersync.doctor import Check, checks, guarded, render, with_any_sandbox, worst
+from sandboxes import DockerRuntime, ProcessRuntime, Runtime
+from sandboxes.base import isolation_of
+from thundersync.doctor import Check, State, checks, guarded, render, with_any_sandbox, with_isolation, worst
 from thundersync.doctor.isolation import (
     check_bubblewrap,
     check_docker,
@@ -130,6 +132,20 @@ def test_docker_or_bubblewrap_is_enough_and_neither_fails() -> None:
     assert worst(with_any_sandbox([docker, bubblewrap])) == "warn"
     broken = Check(name="bubblewrap", state="warn", found="not installed", remedy="install it")
     assert [check.state for check in with_any_sandbox([docker, broken])] == ["fail", "fail"]
+
+
+@pytest.mark.parametrize(("docker", "kind"), [("ok", DockerRuntime), ("warn", ProcessRuntime)])
+def test_the_isolation_of_a_run_is_told_in_the_runs_own_words(docker: State, kind: Callable[[], Runtime]) -> None:
+    found = [
+        Check(name="Docker", state=docker, found="x", remedy="y"),
+        Check(name="bubblewrap", state="ok", found="a process sandbox starts and ends"),
+        Check(name="user namespaces", state="ok", found="allowed"),
+        Check(name="cores", state="ok", found="2"),
+    ]
+    told = with_isolation(found)
+    assert [check.name for check in told] == ["Docker", "bubblewrap", "user namespaces", "isolation", "cores"]
+    assert told[3].found == isolation_of(kind()) and told[3].state == "ok"
+    assert with_isolation([]) == []  # without any there is none to tell of
 
 
 def test_disk_is_measured_where_a_run_folder_does_not_exist_yet(tmp_path: Path) -> None:

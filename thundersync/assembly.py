@@ -17,6 +17,7 @@ import msgspec
 
 import sandboxes
 from sandboxes import Pool, Runtime
+from sandboxes.base import isolation_of
 from thundersync import trainers
 from thundersync.agents import Agents
 from thundersync.ahead import Ahead, sandbox_gauge
@@ -174,7 +175,7 @@ async def build(
         source.restore(state.tasks_state)
     if own.on_event is not None:
         feed.listen(own.on_event)
-    say(f"{placement.sentence()}; {runtime.name} sandboxes: {runtime.isolation}")
+    say(f"{placement.sentence()}; {isolation_of(runtime)}")
     tools = ToolCounter()
 
     def emit(event: AnyEvent) -> None:

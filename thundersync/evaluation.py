@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from sandboxes import Pool
+from sandboxes.base import isolation_of
 from sandboxes.shield import finish
 from thundersync.adapter import engines_with
 from thundersync.ahead import sandbox_gauge
@@ -191,6 +192,7 @@ class Evaluation:
             )
         pool = await open_pool(self._config, say=self._say, warn=self._warn, stack=self._stack)
         refuse_network(pool.name, tasks)
+        self._say(isolation_of(pool))
         return pool
 
     def _without_model(self, pool: Pool) -> Agent:

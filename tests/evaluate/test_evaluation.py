@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 
 from sandboxes import ProcessRuntime, RuntimeUnavailable
+from sandboxes.base import isolation_of
 from tests.tasks.repairs import a_row
 from thundersync.config import Config
 from thundersync.config_file import config_from
@@ -62,6 +63,12 @@ async def test_the_oracle_solves_every_starter_task_and_idleness_none(boxes: Non
         assert "bootstrap" in written["method"]
         kinds = [json.loads(line)["kind"] for line in (evaluation.run_dir / "events.jsonl").open()]
         assert {"run_started", "eval_started", "rollout_scored", "eval_finished", "run_finished"} <= set(kinds)
+
+
+async def test_an_evaluation_says_what_its_commands_are_isolated_by(boxes: None, tmp_path: Path) -> None:
+    said: list[str] = []
+    async with Evaluation(config(tmp_path, first=1), agent="idle", say=said.append):
+        assert isolation_of(ProcessRuntime()) in said
 
 
 async def test_repairs_are_exported_for_the_official_harness(boxes: None, tmp_path: Path) -> None:

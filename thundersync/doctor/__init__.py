@@ -5,7 +5,7 @@ a deadline. Knows nothing of a run's configuration.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import platformdirs
 from rich.markup import escape
 from rich.table import Table
 
+from sandboxes import DockerRuntime, ProcessRuntime, Runtime
+from sandboxes.base import isolation_of
 from thundersync.doctor.check import Check, State
 from thundersync.doctor.isolation import DEFAULT_DOCKER_HOST, check_bubblewrap, check_docker, check_user_namespaces
 from thundersync.doctor.machine import (
@@ -24,6 +26,9 @@ from thundersync.doctor.machine import (
     check_shared_memory,
 )
 from thundersync.doctor.packages import check_gpu, check_starter_model, check_torch, check_vllm
+
+RUNTIMES: Mapping[str, Callable[[], Runtime]] = {"Docker": DockerRuntime, "bubblewrap": ProcessRuntime}
+"""What a check of this name stands for, in the order in which a run takes them."""
 
 __all__ = ["Check", "State", "checks", "render", "worst"]
 
@@ -53,7 +58,7 @@ def checks(*, output_dir: Path = Path("runs"), model_cache: Path | None = None, 
     ]
     with ThreadPoolExecutor(max_workers=len(probes)) as pool:
         found = list(pool.map(lambda probe: guarded(*probe), probes))
-    return with_any_sandbox(found)
+    return with_isolation(with_any_sandbox(found))
 
 
 def worst(found: Sequence[Check]) -> State:
@@ -82,6 +87,16 @@ def guarded(name: str, probe: Callable[[], Check]) -> Check:
         return probe()
     except Exception as error:
         return Check(name=name, state="warn", found=f"could not be checked: {type(error).__name__}: {error}")
+
+
+def with_isolation(found: Sequence[Check]) -> list[Check]:
+    """What stands between tools and the machine in a run with `sandbox.runtime = "auto"`, in the run's own words."""
+    told = list(found)
+    working = [check.name for check in found if check.state == "ok" and check.name in RUNTIMES]
+    if working:
+        after = max(at for at, check in enumerate(found) if check.name in (*RUNTIMES, "user namespaces"))
+        told.insert(after + 1, Check(name="isolation", state="ok", found=isolation_of(RUNTIMES[working[0]]())))
+    return told
 
 
 def with_any_sandbox(found: Sequence[Check]) -> list[Check]:

@@ -148,6 +148,8 @@ async def test_a_screen_that_was_drawn_over_is_told_as_it_is(runtime: ProcessRun
         ("I think", "held no JSON object"),
         ('{"commands": [}', "held JSON that cannot be read"),
         ('{"commands": "ls"}', "held JSON that cannot be read"),
+        pytest.param('{"commands": ' + "[" * 5000, "held JSON that cannot be read", id="brackets without end"),
+        ('{"commands": [{"keystrokes": "\\ud800"}]}', "held JSON that cannot be read"),
         ('{"plan": "wait"}', "held no commands"),
         ('{"commands": [], "task_complete": false}', "held no commands"),
     ],

@@ -89,6 +89,7 @@ def test_a_tool_call_acts_where_the_template_has_tools(reply: str, action: Actio
         (call({"name": "bash", "arguments": {"command": ""}}), "held an empty block"),
         (call({"name": "bash", "arguments": {"command": "ls"}}) * 2, "made 2 tool calls"),
         ('<tool_call>{"name": "bash"', "did not close its <tool_call>"),
+        pytest.param(call('{"x": ' + "[" * 5000), "made a tool call that cannot be read", id="brackets without end"),
     ],
 )
 def test_a_tool_call_that_cannot_be_run_is_told_why(reply: str, reason: str) -> None:

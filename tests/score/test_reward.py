@@ -59,6 +59,7 @@ def test_a_flat_object_of_numbers_is_rewards() -> None:
         b'{"reward": [1]}',
         b'{"reward": ' + b"9" * 400 + b"}",
         b'{"reward": 1',
+        pytest.param(b'{"reward": ' + b"[" * 5000, id="brackets without end"),
     ],
 )
 def test_anything_else_in_the_json_file_is_no_reward(content: bytes) -> None:

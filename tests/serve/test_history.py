@@ -21,7 +21,7 @@ from tests.rollout.test_dialogue import (
 from tests.serve.rig import QWEN
 from tests.tiny import tiny_tokenizer
 from thundersync.rollout.dialogue import ChatTemplateError, Renderer
-from thundersync.serve.chat import Chat, ToolCall, assistant, keys
+from thundersync.serve.chat import Chat, ToolCall, assistant, keys, parsed
 from thundersync.serve.history import Ask, History
 
 NEEDS_CALLS = (
@@ -130,3 +130,9 @@ def test_whatever_a_client_goes_on_from_the_ids_are_the_templates_and_only_grow(
         reply = reply or renderer.encode("x")
         visible = say(history, renderer, ask, reply)
         conversations.append(([*messages, visible], [*ask.prompt_ids, *reply]))
+
+
+def test_a_calls_arguments_that_are_no_object_stay_the_text_that_they_are() -> None:
+    assert parsed('{"a": 1}') == {"a": 1}
+    for text in ("[1]", "{", '{"a": ' + "[" * 5000):
+        assert parsed(text) == text

@@ -170,7 +170,7 @@ def _parse_tool_call(text: str) -> Parsed:
         arguments = call.arguments
         if isinstance(arguments, str):
             arguments = msgspec.json.decode(arguments, type=_BashArguments)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # the latter: brackets without end
         return NoAction(reason=f"made a tool call that cannot be read ({error})")
     if call.name != "bash":
         return NoAction(reason=f"called the tool {call.name!r}; there is only `bash`")

@@ -68,11 +68,12 @@ class TerminalHands:
             # Not strict: small models write line breaks into strings as they are.
             found, _ = json.JSONDecoder(strict=False).raw_decode(reply[start:])
             asked = msgspec.convert(found, _Reply)
-        except (ValueError, msgspec.ValidationError) as error:
+            text = "".join(each.keystrokes for each in asked.commands)
+            text.encode()  # an escaped half of a surrogate pair is no text, and neither a terminal nor a file takes it
+        except (ValueError, RecursionError, msgspec.ValidationError) as error:
             return NoAction(reason=f"held JSON that cannot be read ({error})")
         if not asked.commands and not asked.task_complete:
             return NoAction(reason="held no commands")
-        text = "".join(each.keystrokes for each in asked.commands)
         return TerminalAction(command=text, submit=asked.task_complete, keys=tuple(asked.commands))
 
     def correct(self, why: NoAction) -> str:

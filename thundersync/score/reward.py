@@ -236,7 +236,7 @@ def parse_reward_json(content: bytes) -> dict[str, float]:
         raise ValueError("is empty")
     try:
         found = msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(found, dict) or not found:
         raise ValueError("is not an object with at least one number")

@@ -21,7 +21,7 @@ def parse_ctrf(content: bytes) -> dict[str, Status]:
         report = msgspec.json.decode(content)
         tests = report["results"]["tests"]
         return merged((str(test["name"]), _CTRF.get(str(test["status"]), "ERROR")) for test in tests)
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         return {}
 
 

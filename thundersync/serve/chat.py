@@ -80,7 +80,7 @@ def parsed(arguments: str) -> Any:
     """A call's arguments as an object; the text itself where it is no JSON object."""
     try:
         found = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # the latter: brackets without end
         return arguments
     return found if isinstance(found, dict) else arguments
 

@@ -24,6 +24,7 @@ ConfigPath = Annotated[Path, typer.Argument(help="A TOML file, e.g. configs/quic
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Change one setting, e.g. --set optim.lr=1e-5", metavar="KEY=VALUE")
 ]
+Split = Annotated[str, typer.Option(help="Of data sets from the hub; train, or the only one that one has.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a panel.")]
 
 
@@ -98,6 +99,7 @@ def evaluate(
         list[str] | None,
         typer.Option(help="Tasks instead of [eval.env]: a path, a data set's id, starter/eval; may be repeated."),
     ] = None,
+    split: Split = "train",
     samples: Annotated[int, typer.Option(min=0, help="Rollouts of each task; 0: eval.group_size.")] = 0,
     agent: Annotated[
         Attempter, typer.Option(help="oracle: run the reference solutions; idle: do nothing. Both need no engine.")
@@ -117,6 +119,7 @@ def evaluate(
         return evaluate_once(
             loaded,
             suites=suite or (),
+            split=split,
             samples=samples,
             agent=agent.value,
             resume=resume,
@@ -261,6 +264,7 @@ def check_tasks(
     stand_in: Annotated[
         str, typer.Option(help="A local image in the place of every base image.", metavar="IMAGE")
     ] = "",
+    split: Split = "train",
 ) -> None:
     """Say of each task whether it can be trained on: complete, built, solved by its solution, and by nothing else."""
     from thundersync.session import check, run_to_the_end
@@ -277,6 +281,7 @@ def check_tasks(
         again=again,
         network=network,
         stand_in=stand_in,
+        split=split,
         variables=os.environ,
         console=console,
         bad=bad,

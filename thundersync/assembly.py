@@ -125,7 +125,7 @@ async def build(
     if own.eval_tasks is not None:
         eval_tasks = within(config, own.eval_tasks)
     else:
-        eval_tasks = await load_tasks(config, config.eval.env) if config.eval is not None else []
+        eval_tasks = await load_tasks(config, config.eval.env, say=say) if config.eval is not None else []
 
     def accept(given: Sequence[Task]) -> list[Task]:
         """Tasks of the program's own, as they are worked; those that cannot be are refused when they are known."""
@@ -147,7 +147,7 @@ async def build(
         source = source_of(own.tasks, prompts_per_step=size, seed=config.seed, accept=accept)
         tasks = source.tasks
     else:
-        tasks = await load_tasks(config, config.env)
+        tasks = await load_tasks(config, config.env, say=say)
         source = TaskSource(tasks, prompts_per_step=size, seed=config.seed)
         refuse_overlap(tasks, eval_tasks)
     if own.agent is None:
@@ -457,8 +457,8 @@ def _run_started(
     )
 
 
-async def load_tasks(config: Config, env: EnvConfig) -> list[Task]:
-    return within(config, await asyncio.to_thread(load_env, env, variables=os.environ))
+async def load_tasks(config: Config, env: EnvConfig, *, say: Callable[[str], None]) -> list[Task]:
+    return within(config, await asyncio.to_thread(load_env, env, variables=os.environ, say=say))
 
 
 def within(config: Config, tasks: Sequence[Task]) -> list[Task]:

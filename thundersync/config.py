@@ -250,7 +250,7 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     `module:function` of a function that gives tasks, or `starter/train` for the tasks shipped with thundersync. Empty
     only where a program gives the engine tasks of its own."""
     split: str = "train"
-    """Of a data set from the hub."""
+    """Of a data set from the hub. One that has no `train`, and a single other split, is read from that."""
     args: dict[str, Any] = {}
     """Of a verifiers environment: the arguments of its `load_environment`."""
     ids: str = ""

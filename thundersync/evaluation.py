@@ -48,6 +48,7 @@ from thundersync.rollout.scripted import ScriptedAgent
 from thundersync.rollout.worlds import Worlds
 from thundersync.rundir import RunFolder
 from thundersync.score.reward import RewardChecker
+from thundersync.tasks.rows import USUAL_SPLIT
 
 AgentKind = Literal["policy", "oracle", "idle"]
 TEARDOWN_LIMIT_S = 60.0
@@ -58,9 +59,10 @@ _STAMP = "%Y%m%d-%H%M%S"
 class Evaluation:
     """Enter it once; everything it started is gone when it is left, and every finished sample is on disk.
 
-    `suites` are what tasks to take; without any, those of [eval.env]. `samples`: rollouts of each task; 0 =
-    eval.group_size, or 1. `agent`: who attempts them; `oracle` runs the reference solutions and `idle` does nothing,
-    neither needs an engine. `resume` goes on with the newest evaluation of this name.
+    `suites` are what tasks to take; without any, those of [eval.env]. `split`: of those that are data sets from the
+    hub. `samples`: rollouts of each task; 0 = eval.group_size, or 1. `agent`: who attempts them; `oracle` runs the
+    reference solutions and `idle` does nothing, neither needs an engine. `resume` goes on with the newest evaluation of
+    this name.
     Raises on entering: ConfigError, ModelMissing, TaskError, RuntimeUnavailable, EngineFailed, ResumeError.
     """
 
@@ -69,6 +71,7 @@ class Evaluation:
         config: Config,
         *,
         suites: Sequence[str] = (),
+        split: str = USUAL_SPLIT,
         samples: int = 0,
         agent: AgentKind = "policy",
         resume: bool = False,
@@ -76,6 +79,7 @@ class Evaluation:
     ) -> None:
         self._config = config
         self._suites = list(suites)
+        self._split = split
         self._samples = samples or (config.eval.group_size if config.eval is not None else 1)
         self._kind: AgentKind = agent
         self._resume = resume
@@ -247,7 +251,7 @@ class Evaluation:
         config = self._config
         first = config.eval.num_examples if config.eval is not None else 0
         if self._suites:
-            envs = [EnvConfig(path=path) for path in self._suites]
+            envs = [EnvConfig(path=path, split=self._split) for path in self._suites]
         elif config.eval is not None:
             envs = [config.eval.env]
         else:
@@ -255,9 +259,9 @@ class Evaluation:
                 "there are no evaluation tasks",
                 remedy="Add [eval] with env = { ... } to the configuration, or name some with --suite.",
             )
-        found = [(env.path, await load_tasks(config, env)) for env in envs]
+        found = [(env.path, await load_tasks(config, env, say=self._say)) for env in envs]
         if not self._suites:
-            refuse_overlap(await load_tasks(config, config.env), found[0][1])
+            refuse_overlap(await load_tasks(config, config.env, say=self._say), found[0][1])
         for name, tasks in found:
             if len({task.task_id for task in tasks}) < len(tasks):
                 raise TaskError(f"two tasks of {name} have one id", remedy="Give each an id of its own.")

@@ -33,6 +33,7 @@ from thundersync.evaluation import AgentKind, Evaluation
 from thundersync.generate.child import pin
 from thundersync.monitor.view import show
 from thundersync.placement import place_here
+from thundersync.tasks.rows import USUAL_SPLIT
 from thundersync.verify import report
 from thundersync.verify.proof import prove
 
@@ -72,6 +73,7 @@ def evaluate_once(
     config: Config,
     *,
     suites: Sequence[str] = (),
+    split: str = USUAL_SPLIT,
     samples: int = 0,
     agent: AgentKind = "policy",
     resume: bool = False,
@@ -82,7 +84,9 @@ def evaluate_once(
     voice = Voice(console)
 
     async def work() -> None:
-        evaluation = Evaluation(config, suites=suites, samples=samples, agent=agent, resume=resume, say=voice.say)
+        evaluation = Evaluation(
+            config, suites=suites, split=split, samples=samples, agent=agent, resume=resume, say=voice.say
+        )
         async with evaluation:
             panel = Panel(str(evaluation.run_dir), plain=plain, console=console)
             panel.start()

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from rich.console import Console
 
 from sandboxes import ProcessRuntime, RuntimeUnavailable
 from sandboxes.base import isolation_of
 from tests.tasks.repairs import a_row
 from thundersync.config import Config
 from thundersync.config_file import config_from
-from thundersync.errors import ConfigError, ResumeError
+from thundersync.errors import ConfigError, ResumeError, TaskError
 from thundersync.evaluation import Evaluation
+from thundersync.tasks.command import check_all
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,32 @@ async def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_pa
         async with Evaluation(config(tmp_path), agent="idle", resume=True):
             pass
     assert not list((tmp_path / "runs").glob("*"))
+
+
+async def test_a_suite_is_read_from_the_split_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hub:
+        @staticmethod
+        def load_dataset(name: str, split: str) -> None:
+            raise ValueError(f"asked for {split}")
+
+    monkeypatch.setitem(sys.modules, "datasets", Hub())
+    with pytest.raises(TaskError, match="asked for dev"):
+        async with Evaluation(config(tmp_path), suites=["owner/name"], split="dev", agent="idle"):
+            pass
+    with pytest.raises(TaskError, match="asked for dev"):
+        await check_all(
+            "owner/name",
+            runtime="process",
+            docker_host="",
+            jobs=1,
+            json=None,
+            again=False,
+            network="off",
+            stand_in="",
+            split="dev",
+            variables={},
+            console=Console(quiet=True),
+            bad=[],
+        )

@@ -208,6 +208,36 @@ def test_rows_come_from_the_hub_through_datasets(
     assert len(asked) == 2
 
 
+def test_a_split_is_passed_on_and_the_only_one_of_another_name_is_taken_and_told(
+    keep: KeptFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = {"owner/verified": ["test"], "owner/two": ["dev", "test"]}
+
+    class Hub:
+        @staticmethod
+        def load_dataset(name: str, split: str) -> list[dict[str, Any]]:
+            if split not in splits[name]:
+                raise ValueError(f"Unknown split {split!r}. Should be one of {splits[name]}.")
+            return [{**PROMPT, "id": split}]
+
+        @staticmethod
+        def get_dataset_split_names(name: str) -> list[str]:
+            return splits[name]
+
+    monkeypatch.setitem(sys.modules, "datasets", Hub())
+    said: list[str] = []
+    for split in ("train", "test"):
+        tasks = load_env(EnvConfig(path="owner/verified", split=split), keep=keep, say=said.append)
+        assert [task.task_id for task in tasks] == ["test"]
+    assert said == ["the data set owner/verified has no split 'train'; its only one, 'test', is taken"]
+    assert [each.task_id for each in find_all("owner/two", split="dev", keep=keep)] == ["dev"]
+    with pytest.raises(TaskError, match="Unknown split 'train'") as caught:
+        find_all("owner/two", keep=keep)
+    assert "the splits dev, test" in caught.value.remedy
+    with pytest.raises(TaskError, match="Unknown split 'lost'"):
+        load_env(EnvConfig(path="owner/verified", split="lost"), keep=keep)
+
+
 SHARED = Path(os.environ.get("THUNDERSYNC_TASKS", Path(__file__).parents[3] / "shared" / "tasks"))
 
 

@@ -14,6 +14,7 @@ from thundersync.errors import ConfigError
 from thundersync.tasks.check import BAD, TaskCheck, TaskReport
 from thundersync.tasks.load import find_all
 from thundersync.tasks.report import ReportFile, summary, table
+from thundersync.tasks.rows import USUAL_SPLIT
 from thundersync.tasks.standin import StandIn
 
 RuntimeKind = Literal["auto", "docker", "process"]
@@ -33,6 +34,7 @@ async def check_all(
     again: bool,
     network: str,
     stand_in: str,
+    split: str = USUAL_SPLIT,
     variables: Mapping[str, str],
     console: Console,
     bad: list[str],
@@ -43,7 +45,11 @@ async def check_all(
     """
     kind: RuntimeKind = _one_of("--runtime", runtime, get_args(RuntimeKind))
     net: NetworkKind = _one_of("--network", network, get_args(NetworkKind))
-    found = await asyncio.to_thread(find_all, path, variables=variables)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    found = await asyncio.to_thread(find_all, path, split=split, variables=variables, say=say)
     report = ReportFile(json, again=again)
     chosen = await sandboxes.choose(kind, docker_host=docker_host, box_mib=sandboxes.BOX_MIB)
     try:

@@ -6,8 +6,9 @@ of each. Refuses to know what is inside a format, and opens no sandbox.
 
 import fnmatch
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,7 +21,7 @@ from thundersync.tasks.harbor import find_harbor, resolve
 from thundersync.tasks.kept import KeptFiles
 from thundersync.tasks.prompts import looks_like_prompt, prompt_task
 from thundersync.tasks.repair import load_repair
-from thundersync.tasks.rows import SUFFIXES, Row, is_hub_id, read_rows
+from thundersync.tasks.rows import SUFFIXES, USUAL_SPLIT, Row, is_hub_id, read_rows
 from thundersync.tasks.swe import iter_swe, kind_of, looks_like_bench, looks_like_smith
 from thundersync.tasks.terminal_bench import find_terminal_bench
 
@@ -28,15 +29,23 @@ _DEPTH = 3
 _REPAIRS = ("swe_smith", "swe_bench")
 
 
+Say: TypeAlias = Callable[[str], None]
+
+
 def load_env(
-    env: EnvConfig, *, variables: Mapping[str, str] | None = None, keep: KeptFiles | None = None
+    env: EnvConfig,
+    *,
+    variables: Mapping[str, str] | None = None,
+    keep: KeptFiles | None = None,
+    say: Say = lambda text: None,
 ) -> list[Task]:
     """The tasks that `env` names, after its filters, in their format's order. Reads files: call it in a thread.
 
+    `say` is told where something else is read than what was named.
     Raises: TaskError with every fault of every task, or when no task is left.
     """
     keep = keep if keep is not None else KeptFiles()
-    found = list(_filtered(_found(env, variables, keep), env))
+    found = list(_filtered(_found(env, variables, keep, say), env))
     tasks = usable(env.path, found)
     if not tasks:
         raise TaskError(
@@ -48,23 +57,31 @@ def load_env(
     return [_shaped(task, env) for task in tasks]
 
 
-def find_all(path: str, *, variables: Mapping[str, str] | None = None, keep: KeptFiles | None = None) -> list[Found]:
+def find_all(
+    path: str,
+    *,
+    split: str = USUAL_SPLIT,
+    variables: Mapping[str, str] | None = None,
+    keep: KeptFiles | None = None,
+    say: Say = lambda text: None,
+) -> list[Found]:
     """Every task at `path`, and, of a folder of several sets, in all that lies up to three folders below.
 
+    `split`, of a data set from the hub, and `say` are as for `load_env`.
     Raises: TaskError where there is nothing that looks like a task.
     """
     keep = keep if keep is not None else KeptFiles()
     root = resolve(path)
     if not root.is_dir() or _folder_type(root) is not None:
-        return list(_found(EnvConfig(path=path), variables, keep))
+        return list(_found(EnvConfig(path=path, split=split), variables, keep, say))
     found = list(_below(root, root, variables, keep, _DEPTH))
     if not found:
         raise TaskError(f"no tasks in {root}", remedy="docs/tasks.md lists the formats that are known.")
     return found
 
 
-def detect(path: str) -> EnvType:
-    """The format of what lies at `path`. Raises: TaskError if it is none."""
+def detect(path: str, *, split: str = USUAL_SPLIT) -> EnvType:
+    """The format of what lies at `path`; `split`: of a data set from the hub. Raises: TaskError if it is none."""
     if is_function_path(path):
         return "python"
     root = resolve(path)
@@ -75,7 +92,7 @@ def detect(path: str) -> EnvType:
             return "harbor"  # whose own reader says best what a task folder needs
     elif not root.is_file() and not is_hub_id(path):
         return "harbor"
-    first = next(read_rows(path), None)
+    first = next(read_rows(path, split=split), None)
     kind = _row_type(first) if first is not None else None
     if kind is None:
         raise TaskError(
@@ -85,15 +102,17 @@ def detect(path: str) -> EnvType:
     return kind
 
 
-def _found(env: EnvConfig, variables: Mapping[str, str] | None, keep: KeptFiles) -> Iterator[Found]:
-    kind = detect(env.path) if env.type == "auto" else env.type
+def _found(
+    env: EnvConfig, variables: Mapping[str, str] | None, keep: KeptFiles, say: Say = lambda text: None
+) -> Iterator[Found]:
+    kind = detect(env.path, split=env.split) if env.type == "auto" else env.type
     match kind:
         case "python":
             return iter(find_function_tasks(env.path, keep=keep))
         case "terminal_bench":
             return iter(find_terminal_bench(resolve(env.path), keep=keep))
         case "swe_smith" | "swe_bench" | "prompts":
-            return _rows(env.path, read_rows(env.path, split=env.split), keep)
+            return _rows(env.path, read_rows(env.path, split=env.split, say=say), keep)
         case "verifiers":
             raise TaskError(
                 f"the environment {env.path} brings its own agent and rewards: there are no tasks without it",

@@ -3,7 +3,7 @@
 import importlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,12 +11,14 @@ from thundersync.errors import TaskError
 
 Row: TypeAlias = dict[str, Any]
 SUFFIXES = (".json", ".jsonl", ".parquet")
+USUAL_SPLIT = "train"
 
 
-def read_rows(path: str, *, split: str = "train") -> Iterator[Row]:
+def read_rows(path: str, *, split: str = USUAL_SPLIT, say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
     """Every row of `path`: a .json, .jsonl or .parquet file, a folder of such files (in the order of their names), or
     the id of a data set on the hub, e.g. `SWE-bench/SWE-bench_Verified`.
 
+    Of a data set that has no split of the usual name, and one only of another, that one is read, and `say` told.
     Raises: TaskError when there is nothing, a line is torn, or a package that reads it is missing.
     """
     found = Path(path).expanduser()
@@ -28,7 +30,7 @@ def read_rows(path: str, *, split: str = "train") -> Iterator[Row]:
             raise TaskError(f"no rows in {found}", remedy=f"Rows lie in files that end with {', '.join(SUFFIXES)}.")
         return itertools.chain.from_iterable(map(_read_file, files))
     if is_hub_id(path):
-        return _from_hub(path, split)
+        return _from_hub(path, split, say)
     raise TaskError(
         f"no rows at {path}", remedy="Give a .json, .jsonl or .parquet file, or a data set's id: owner/name."
     )
@@ -80,7 +82,7 @@ def _from_parquet(path: Path) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _from_hub(name: str, split: str) -> Iterator[Row]:
+def _from_hub(name: str, split: str, say: Callable[[str], None]) -> Iterator[Row]:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -91,11 +93,24 @@ def _from_hub(name: str, split: str) -> Iterator[Row]:
     try:
         found = datasets.load_dataset(name, split=split)
     except Exception as error:  # whatever the hub's client raises, offline or for a wrong name
+        splits = _splits(datasets, name)
+        if split == USUAL_SPLIT and len(splits) == 1 and splits != [split]:
+            say(f"the data set {name} has no split {split!r}; its only one, {splits[0]!r}, is taken")
+            return _from_hub(name, splits[0], say)
+        there = f" It has the splits {', '.join(splits)}." if splits else ""
         raise TaskError(
             f"the data set {name} (split {split!r}) cannot be loaded: {error}",
-            remedy="Check its name and env.split; without a network, give the path of a downloaded file.",
+            remedy=f"Check its name and env.split.{there} Without a network, give the path of a downloaded file.",
         ) from error
     return (dict(row) for row in found)
+
+
+def _splits(datasets: Any, name: str) -> list[str]:
+    """Names of a data set's splits; none where the hub's client cannot say."""
+    try:
+        return list(datasets.get_dataset_split_names(name))
+    except Exception:  # as above; what is told is why the rows could not be loaded
+        return []
 
 
 def _row(found: object) -> Row:

@@ -187,6 +187,18 @@ async def test_the_zero_of_a_checker_without_its_tools_is_a_failure(files: dict[
     assert caught.value.reason == "checker"
 
 
+async def test_a_program_that_only_the_agents_work_calls_excuses_nothing(tmp_path: Path) -> None:
+    lacking = saying(b"sh: 1: jq: not found\n", {TEXT: b"0\n"})
+    (tmp_path / "test.sh").write_text("python3 /app/solution.py > out; diff out /tests/wanted\n")
+    assert (await judge(lacking, a_task(tests=tmp_path))).reward == 0.0
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "run.sh").write_text("jq .sum out\n")
+    for checker in (Checker(shared=str(shared)), Checker(script=str(shared / "run.sh")), Checker(command="jq . out")):
+        with pytest.raises(CheckFailed, match="a program: jq: not found"):
+            await judge(lacking, a_task(checker=checker))
+
+
 async def test_a_reward_stands_where_tests_ran_or_points_were_given_all_the_same() -> None:
     assert (await judge(saying(OFFLINE + SUMMARY, {TEXT: b"0\n"}))).reward == 0.0
     assert (await judge(saying(OFFLINE, {TEXT: b"0\n", CTRF: REPORT}))).reward == 0.0

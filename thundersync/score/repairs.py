@@ -211,7 +211,7 @@ class RepairJudge:
                 exit_code=log.exit_code,
                 text=log.text,
             )
-        if not log.statuses and (fault := missing_tool(output)):
+        if not log.statuses and (fault := missing_tool(output, wanted_by=repair.script)):
             raise JudgeBroken(
                 f"no test of {repair.instance_id} ran, for want of {fault}",
                 remedy="Put what its test script calls into the image.",

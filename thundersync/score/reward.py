@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from sandboxes.base import Command, Result, Runtime, Sandbox
 from sandboxes.errors import FileMissing, FileRefused
-from thundersync.core.types import Task
+from thundersync.core.types import Checker, Task
 from thundersync.errors import ThundersyncError
 from thundersync.score.missing_tools import missing_tool
 from thundersync.score.repairs import GIT_TIMEOUT_S, JudgeBroken, RepairJudge, prepare_repair, take_change
@@ -34,6 +34,8 @@ CTRF = "/logs/verifier/ctrf.json"
 _REWARD_LIMIT_BYTES = 1 << 16
 _CTRF_LIMIT_BYTES = 1 << 23
 _OUTPUT_LIMIT_BYTES = 1 << 22
+_WORDS_LIMIT_BYTES = 1 << 20
+"""Of one file of a checker, read for the names of tools."""
 _CLEAN_TIMEOUT_S = 60.0
 _DETAIL_CHARS = 400
 
@@ -170,7 +172,7 @@ class RewardChecker:
         checker = task.checker
         output = b"\n".join([result.stdout, result.stderr]).decode(errors="replace")
         results = await self._single_tests(sandbox, output, whole_log=checker.verdict == "test_summary")
-        if not results and (fault := missing_tool(output)):
+        if not results and (fault := await asyncio.to_thread(_lacked, checker, output)):
             try:
                 rewards = await self._verdict(sandbox, task, result, output, results)
             except CheckFailed:
@@ -228,6 +230,20 @@ class RewardChecker:
             "no_reward",
             f"the checker of {task.task_id} wrote no reward (exit code {result.exit_code}{killed}); {_tail(result)}",
         )
+
+
+def _lacked(checker: Checker, output: str) -> str:
+    """What the checker could not get that it wanted itself; what the agent's work wanted is no excuse for it."""
+    if not missing_tool(output):
+        return ""
+    words = [checker.command]
+    paths = [Path(checker.script)] if checker.script else []
+    for folder in filter(None, (checker.tests, checker.shared)):
+        paths += [path for path in Path(folder).rglob("*") if path.is_file()]
+    for path in paths:
+        with path.open("rb") as file:
+            words.append(file.read(_WORDS_LIMIT_BYTES).decode(errors="replace"))
+    return missing_tool(output, wanted_by="\n".join(words))
 
 
 def parse_reward_json(content: bytes) -> dict[str, float]:

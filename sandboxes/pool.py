@@ -272,6 +272,7 @@ class _Timed:
     def __init__(self, sandbox: Sandbox, latencies: Latencies) -> None:
         self._sandbox = sandbox
         self._latencies = latencies
+        self._closed = False
 
     @property
     def sandbox_id(self) -> str:
@@ -307,8 +308,11 @@ class _Timed:
         await self._sandbox.kill_all()
 
     async def close(self) -> None:
+        if self._closed:
+            return
         with self._latencies.timed("close"):
             await self._sandbox.close()
+        self._closed = True
 
 
 async def _end(start: _Start) -> None:

@@ -51,7 +51,7 @@ class Agents:
         self._generators = generators
         self._labels = {"thundersync.run": run_name}
         self._emit = emit
-        self._checker = RewardChecker(runtime=runtime)
+        self._checker = RewardChecker(runtime=runtime, pids=config.sandbox.pids, labels=self._labels)
         self._judge = own.judge(self._checker)
         self.shells: list[ShellAgent] = []
         """The built-in agents so far: those that let a viewer look at a rollout while it lives."""

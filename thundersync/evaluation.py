@@ -202,7 +202,7 @@ class Evaluation:
     def _without_model(self, pool: Pool) -> Agent:
         config = self._config
         self.generators = [NoEngine(config.sandbox.max_containers)]
-        checker = RewardChecker(runtime=pool)
+        checker = self._checker(pool)
         worlds = Worlds(
             pool,
             checker,
@@ -236,7 +236,7 @@ class Evaluation:
         return ShellAgent(
             renderer=renderer,
             runtime=pool,
-            checker=RewardChecker(runtime=pool),
+            checker=self._checker(pool),
             config=msgspec.structs.replace(config.rollout, temperature=self._temperature),
             prompt=manners,
             emit=self._emit,
@@ -244,6 +244,11 @@ class Evaluation:
             pids=config.sandbox.pids,
             labels={"thundersync.run": self._folder.name},
             grace_s=GRACE_S,
+        )
+
+    def _checker(self, pool: Pool) -> RewardChecker:
+        return RewardChecker(
+            runtime=pool, pids=self._config.sandbox.pids, labels={"thundersync.run": self._folder.name}
         )
 
     async def _load(self) -> list[tuple[str, Task]]:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandboxes import Command, ProcessRuntime, RuntimeUnavailable, Sandbox
+from sandboxes import Command, ProcessRuntime, Result, RuntimeUnavailable, Sandbox
+from tests.fakes import FakeRuntime, done
 from tests.tasks.repairs import BUG, a_bench_row, a_row
 from thundersync.core.types import Image, Task
 from thundersync.score.repairs import RepairJudge, spec_of
@@ -219,3 +220,57 @@ async def test_tests_that_cannot_be_run_for_want_of_a_program_are_an_error(
     assert found.task is not None
     with pytest.raises(CheckFailed, match=r"no test of .* ran, for want of a program: pytest: command not found"):
         await Bench(runtime, found.task).rewards(FIX)
+
+
+def scripted(**results: Result) -> FakeRuntime:
+    """Sandboxes whose commands succeed, but for those named by what they do: `take`, `put`, `test`, `room`."""
+
+    def answer(sandbox: Any, command: Command) -> Result:
+        assert len(runtime.open) == 1, "the agent's sandbox is gone before the judge's is started"
+        doing = {"read-tree": "take", "--numstat": "put", "tests.sh; code": "test", "/dev/zero": "room"}
+        said = next((doing[mark] for mark in doing if mark in command.script), "")
+        return results.get(said, done(FIXED if said == "take" else TESTED if said == "test" else b""))
+
+    runtime = FakeRuntime(shell=answer, checker=answer)
+    return runtime
+
+
+FIXED = b"--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+TESTED = (
+    b">>>>> Start Test Output\ntests/test_calc.py::test_add FAILED [100%]\n"
+    b"E   OSError: [Errno 28] No space left on device\n=== 1 failed in 0.10s ===\n>>>>> End Test Output\n"
+)
+WANTS: dict[str, dict[str, Any]] = {
+    "time": {"timed_out": True},
+    "memory": {"oom_killed": True},
+    "disk": {"stderr": b"error: unable to write file 'calc.py' mode 100644: No space left on device\n"},
+}
+
+
+async def scored(runtime: FakeRuntime, task: Task) -> float:
+    sandbox = await runtime.start(spec_of(task))
+    checker = RewardChecker(runtime=runtime, pids=7, labels={"run": "x"})  # type: ignore[arg-type]  # no snapshots
+    return (await checker.score(sandbox, task, rollout_id="r-1")).reward
+
+
+@pytest.mark.parametrize("want", WANTS)
+@pytest.mark.parametrize("doing", ["take", "put"])
+async def test_time_memory_and_disk_that_ran_out_are_no_verdict_on_a_change(task: Task, doing: str, want: str) -> None:
+    assert await scored(scripted(**{doing: done(exit_code=1)}), task) == 0.0
+    with pytest.raises(CheckFailed, match=r"within 600 s|out of memory|disk is full") as caught:
+        await scored(scripted(**{doing: done(exit_code=1, **WANTS[want])}), task)
+    assert caught.value.reason == "checker"
+
+
+async def test_tests_that_fail_on_a_full_disk_are_no_verdict_and_words_about_one_are_no_excuse(task: Task) -> None:
+    assert await scored(scripted(), task) == 0.0
+    with pytest.raises(CheckFailed, match="the disk was full"):
+        await scored(scripted(room=done(exit_code=1)), task)
+
+
+async def test_a_repair_is_judged_in_a_sandbox_with_the_runs_limits_and_labels(task: Task) -> None:
+    runtime = scripted()
+    await scored(runtime, task)
+    (_, judged) = runtime.sandboxes
+    assert (judged.spec.pids, judged.spec.labels) == (7, {"run": "x", "rollout": "r-1"})
+    assert runtime.open == []

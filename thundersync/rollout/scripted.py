@@ -92,6 +92,6 @@ class ScriptedAgent:
 
             async def judge(stage: Task) -> Verdict:
                 self._emit(ScoringStarted(at_s=time.time(), rollout_id=rollout_id))
-                return await self._checker.score(sandbox, stage)
+                return await self._checker.score(sandbox, stage, rollout_id=rollout_id)
 
             return await in_stages(sandbox, task, act=work, judge=judge, checker=self._checker)

@@ -36,7 +36,7 @@ class CheckerJudge:
         self._checker = checker
 
     async def judge(self, sandbox: Sandbox, task: Task, rollout: UnscoredRollout) -> Verdict:
-        return await self._checker.score(sandbox, task)
+        return await self._checker.score(sandbox, task, rollout_id=rollout.rollout_id)
 
 
 class FunctionJudge:

@@ -7,12 +7,13 @@ files and whatever configures the test framework are put back before the tests r
 
 import asyncio
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
 from sandboxes.shield import finish
-from thundersync.core.types import Task
+from thundersync.core.types import RolloutId, Task
 from thundersync.errors import ThundersyncError
 from thundersync.score.missing_tools import missing_tool
 from thundersync.score.official import official_statuses
@@ -23,7 +24,11 @@ PATCH_LIMIT_BYTES = 1 << 24
 LOG_LIMIT_BYTES = 1 << 25
 GIT_TIMEOUT_S = 600.0
 CLOSE_LIMIT_S = 60.0
+ROOM_BYTES = 1 << 20
+"""A disk that takes no more than this is full."""
 _PATCH, _GOLD, _SCRIPT = (f"/tmp/.thundersync-{name}" for name in ("change.patch", "reference.patch", "tests.sh"))
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_ROOM_REMEDY = "Make room where sandboxes keep their files; the rollout is tried again."
 _HEADERS_WE_NEVER_MAKE = re.compile(r"^(rename|copy) (from|to) ", re.MULTILINE)
 
 _GIT = """
@@ -35,9 +40,9 @@ export GIT_AUTHOR_DATE='2020-01-01T00:00:00Z' GIT_COMMITTER_DATE='2020-01-01T00:
 """
 _APPLY = """
 put() { # FILE
-  git apply --whitespace=nowarn "$1" 2>/dev/null && return
+  git apply --whitespace=nowarn "$1" && return
   git checkout -q -- . && git clean -qfd
-  git apply --whitespace=nowarn --3way "$1" 2>/dev/null && { git reset -q; return; }
+  git apply --whitespace=nowarn --3way "$1" && { git reset -q; return; }
   git checkout -q -- . && git clean -qfd
   command -v patch >/dev/null && patch --batch --forward --fuzz=5 -p1 -s -i "$1" >/dev/null && return
   git checkout -q -- . && git clean -qfd; return 1
@@ -120,23 +125,29 @@ async def prepare_repair(sandbox: Sandbox, repair: Repair, *, for_agent: bool = 
 async def take_change(sandbox: Sandbox, repair: Repair) -> str | None:
     """The agent's change as a patch; None if its repository is beyond saying, or the change beyond any size.
 
-    Runs as the agent: its repository's settings are its own work.
+    Runs as the agent: its repository's settings are its own work. Raises: JudgeBroken where time, memory or disk ran
+    out, and the sandbox's SandboxError.
     """
     script = f"cd {repair.repo_dir}\n{_GIT}{_TAKE}"
     command = Command(script=script, timeout_s=GIT_TIMEOUT_S, cwd="/", output_limit_bytes=PATCH_LIMIT_BYTES)
     result = await sandbox.run(command)
-    if result.exit_code != 0 or result.timed_out or result.stdout_cut_bytes:
+    _refuse_want(result, f"the change of {repair.instance_id} could not be taken")
+    if result.exit_code != 0 or result.stdout_cut_bytes:
         return None
     return result.stdout.decode("utf-8", "surrogateescape")
 
 
 class RepairJudge:
-    """Judges any number of changes at once, each in a sandbox of its own."""
+    """Judges any number of changes at once, each in a sandbox of its own, of `pids` processes, with `labels`."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, pids: int = 256, labels: Mapping[str, str] | None = None) -> None:
         self._runtime = runtime
+        self._pids = pids
+        self._labels = dict(labels or {})
 
-    async def judge(self, task: Task, change: str | None, *, even_empty: bool = False) -> RepairVerdict:
+    async def judge(
+        self, task: Task, change: str | None, *, even_empty: bool = False, rollout_id: RolloutId = ""
+    ) -> RepairVerdict:
         """Run the tests on `change`. Without one nothing can be resolved, and nothing runs unless `even_empty`.
 
         Raises: JudgeBroken, and the runtime's SandboxError.
@@ -146,7 +157,8 @@ class RepairJudge:
             return _unresolved(repair, "the repository was beyond saying what changed")
         if not change.strip() and not even_empty:
             return _unresolved(repair, "nothing was changed")
-        sandbox = await self._runtime.start(spec_of(task))
+        labels = {**self._labels, "rollout": rollout_id}
+        sandbox = await self._runtime.start(spec_of(task, pids=self._pids, labels=labels))
         try:
             await prepare_repair(sandbox, repair, for_agent=False)
             if change.strip() and not await self._apply(sandbox, repair, change):
@@ -165,6 +177,7 @@ class RepairJudge:
             f"git apply --whitespace=nowarn {excludes} {_PATCH} || put {_PATCH} || exit 3\n"
         )
         result = await _git(sandbox, repair, script, stdin=b"", limit_bytes=PATCH_LIMIT_BYTES)
+        _refuse_want(result, f"the change could not be put into {repair.instance_id}")
         if result.exit_code != 0:
             return False
         changed = [
@@ -216,7 +229,15 @@ class RepairJudge:
                 f"no test of {repair.instance_id} ran, for want of {fault}",
                 remedy="Put what its test script calls into the image.",
             )
-        return grade(repair, log)
+        verdict = grade(repair, log)
+        if not verdict.resolved and _NO_ROOM.search(output) and await self._is_full(sandbox):
+            raise JudgeBroken(f"the disk was full while {repair.instance_id} was tested", remedy=_ROOM_REMEDY)
+        return verdict
+
+    async def _is_full(self, sandbox: Sandbox) -> bool:
+        """By trying: what tests print may be the change's own words."""
+        script = f"head -c {ROOM_BYTES} /dev/zero > {_SCRIPT}"
+        return (await sandbox.run(Command(script=script, cwd="/", user="root"))).exit_code != 0
 
 
 def grade(repair: Repair, log: TestLog) -> RepairVerdict:
@@ -238,7 +259,7 @@ def grade(repair: Repair, log: TestLog) -> RepairVerdict:
     )
 
 
-def spec_of(task: Task, *, pids: int = 256) -> SandboxSpec:
+def spec_of(task: Task, *, pids: int = 256, labels: Mapping[str, str] | None = None) -> SandboxSpec:
     """The sandbox a task's agent gets, for whoever else needs one like it."""
     return SandboxSpec(
         image=task.image.name,
@@ -252,6 +273,7 @@ def spec_of(task: Task, *, pids: int = 256) -> SandboxSpec:
         pids=pids,
         build_timeout_s=task.build_timeout_s,
         ttl_s=task.checker.timeout_s + task.build_timeout_s + 3 * GIT_TIMEOUT_S,
+        labels=dict(labels or {}),
     )
 
 
@@ -264,6 +286,16 @@ def _holds(log: TestLog, test: str, repair: Repair, *, skipped: bool) -> bool:
 
 def _unresolved(repair: Repair, why: str) -> RepairVerdict:
     return RepairVerdict(resolved=False, why=why, rewards={"reward": 0.0, "fixed": 0.0, "kept": 0.0})
+
+
+def _refuse_want(result: Result, what: str) -> None:
+    """Time, memory or disk that ran out is no answer of git's. Raises: JudgeBroken."""
+    if result.timed_out:
+        raise JudgeBroken(f"{what} within {GIT_TIMEOUT_S:g} s", remedy="Look what else this machine is busy with.")
+    if result.oom_killed:
+        raise JudgeBroken(f"{what}: git ran out of memory", remedy="Give the task more memory.")
+    if result.exit_code != 0 and _NO_ROOM.search(result.stderr.decode("utf-8", "replace")):
+        raise JudgeBroken(f"{what}: the disk is full", remedy=_ROOM_REMEDY)
 
 
 async def _git(sandbox: Sandbox, repair: Repair, script: str, *, stdin: bytes, limit_bytes: int = 65536) -> Result:

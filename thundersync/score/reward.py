@@ -8,6 +8,7 @@ tools, is an error, never a zero.
 """
 
 import asyncio
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -18,11 +19,19 @@ import msgspec
 from msgspec import Struct
 
 from sandboxes.base import Command, Result, Runtime, Sandbox
-from sandboxes.errors import FileMissing, FileRefused
-from thundersync.core.types import Checker, Task
+from sandboxes.errors import FileMissing, FileRefused, SandboxError
+from sandboxes.shield import finish
+from thundersync.core.types import Checker, RolloutId, Task
 from thundersync.errors import ThundersyncError
 from thundersync.score.missing_tools import missing_tool
-from thundersync.score.repairs import GIT_TIMEOUT_S, JudgeBroken, RepairJudge, prepare_repair, take_change
+from thundersync.score.repairs import (
+    CLOSE_LIMIT_S,
+    GIT_TIMEOUT_S,
+    JudgeBroken,
+    RepairJudge,
+    prepare_repair,
+    take_change,
+)
 from thundersync.score.single_tests import counts_as_passed, parse_ctrf, shaped_rewards
 from thundersync.score.test_logs import Status, merged, summary_lines
 from thundersync.tasks.repair import load_repair
@@ -79,11 +88,19 @@ class Verdict(Struct, frozen=True, kw_only=True):
 class RewardChecker:
     """Judges one sandbox at a time, any number at once."""
 
-    def __init__(self, *, grace_s: float = 120.0, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        grace_s: float = 120.0,
+        runtime: Runtime | None = None,
+        pids: int = 256,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         """`grace_s`: how long beyond the checker's own limit clearing, copying and reading may take in all.
-        `runtime` starts the fresh sandboxes that repairs are judged in; without one they are refused."""
+        `runtime` starts the fresh sandboxes, of `pids` processes and with `labels`, that repairs are judged in;
+        without one they are refused."""
         self._grace_s = grace_s
-        self._judge = RepairJudge(runtime) if runtime is not None else None
+        self._judge = RepairJudge(runtime, pids=pids, labels=labels) if runtime is not None else None
 
     def prepares(self, task: Task) -> bool:
         """Whether `prepare` has anything to do for this task."""
@@ -101,15 +118,15 @@ class RewardChecker:
             except (JudgeBroken, OSError, msgspec.DecodeError) as error:
                 raise CheckFailed("checker", str(error)) from error
 
-    async def score(self, sandbox: Sandbox, task: Task) -> Verdict:
-        """Judge what the agent left behind.
+    async def score(self, sandbox: Sandbox, task: Task, *, rollout_id: RolloutId = "") -> Verdict:
+        """Judge what the agent left behind. A repair's sandbox is closed once its change was taken.
 
         Raises: CheckFailed, and the sandbox's own SandboxError.
         """
         if task.stages:
             raise CheckFailed("checker", f"{task.task_id} has stages, and each has a checker of its own")
         if task.checker.verdict == "repair":
-            return await self._repair(sandbox, task)
+            return await self._repair(sandbox, task, rollout_id)
         checker = task.checker
         limit_s = checker.timeout_s + self._grace_s
         try:
@@ -144,7 +161,7 @@ class RewardChecker:
         await sandbox.kill_all()
         await self._clear(sandbox)
 
-    async def _repair(self, sandbox: Sandbox, task: Task) -> Verdict:
+    async def _repair(self, sandbox: Sandbox, task: Task, rollout_id: RolloutId) -> Verdict:
         if self._judge is None:
             raise CheckFailed("checker", f"{task.task_id} is a repair, and there is no runtime to judge it in")
         # A fresh sandbox, the bug, the tests, and what each may take.
@@ -154,7 +171,10 @@ class RewardChecker:
                 await sandbox.kill_all()
                 repair = await asyncio.to_thread(load_repair, task.checker.tests)
                 change = await take_change(sandbox, repair)
-                verdict = await self._judge.judge(task, change)
+                # So that a rollout never has two. One that will not go is told of by whoever opened it.
+                with contextlib.suppress(SandboxError, TimeoutError):
+                    await finish(sandbox.close(), limit_s=CLOSE_LIMIT_S)
+                verdict = await self._judge.judge(task, change, rollout_id=rollout_id)
         except TimeoutError as error:
             raise CheckFailed("checker", f"judging {task.task_id} did not end within {limit_s:g} s") from error
         except (JudgeBroken, OSError, msgspec.DecodeError) as error:

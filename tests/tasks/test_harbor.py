@@ -65,6 +65,12 @@ def test_all_faults_of_all_folders_are_told_at_once(tmp_path: Path) -> None:
         ('[environment]\nos = "windows"\n', 'os = "windows"'),
         ('[environment]\nnetwork_mode = "allowlist"\n', "a network allowlist"),
         ('[verifier]\nenvironment_mode = "separate"\n', 'verifier.environment_mode = "separate"'),
+        ('[agent]\nuser = "root"\n', 'agent.user = "root"'),
+        ("[agent]\nuser = 0\n", 'agent.user = "0"'),
+        (
+            '[[steps]]\nname = "a"\nagent = { user = "root" }\n',
+            "[[steps]] a asks for what cannot be run yet: agent.user",
+        ),
         ('[verifier]\nuser = "judge"\n', 'verifier.user = "judge"'),
         ('[verifier]\nnetwork_mode = "public"\n[environment]\nnetwork_mode = "no-network"\n', "verifier alone"),
     ],
@@ -131,6 +137,12 @@ def test_variables_fill_the_env_tables_and_a_missing_one_is_a_fault(tmp_path: Pa
     assert (task.env, task.checker.env) == ({"A": "seen/a", "B": "plain"}, {"C": "seen"})
     with pytest.raises(TaskError, match=r"\[environment.env\] needs the variable X"):
         load_tasks(str(tmp_path))
+
+
+def test_the_solutions_env_is_read_and_a_variable_that_only_it_needs_is_no_fault(tmp_path: Path) -> None:
+    make_folder(tmp_path, toml='[solution.env]\nA = "${X:-a}"\nKEY = "${KEY}"\nB = "b"\n')
+    (task,) = load_tasks(str(tmp_path))
+    assert task.solution_env == {"A": "a", "KEY": "", "B": "b"}
 
 
 def test_a_prebuilt_image_needs_no_dockerfile(tmp_path: Path) -> None:

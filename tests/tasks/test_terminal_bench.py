@@ -99,6 +99,34 @@ def test_what_cannot_be_run_is_named(tmp_path: Path, name: str, text: str, told:
     assert told in "; ".join(faults)
 
 
+@pytest.mark.parametrize(
+    ("command", "idle"),
+    [
+        ("sleep infinity", True),
+        ('["sleep", "infinity"]', True),
+        ('["/bin/bash", "-c", "tail -f /dev/null"]', True),
+        ("tail -F /dev/null", True),
+        ("sh -c 'while true; do sleep 3600; done'", True),
+        ("/bin/bash", True),
+        ('["bash", "-l"]', True),
+        ("", True),
+        ("./serve.sh", False),
+        ('["bash", "-c", "service nginx start && sleep infinity"]', False),
+        ("bash /app/start.sh", False),
+        ("'unclosed", False),
+    ],
+)
+def test_a_service_that_does_more_than_to_wait_is_refused(tmp_path: Path, command: str, idle: bool) -> None:
+    folder = make(tmp_path)
+    given = COMPOSE.replace('[ "sh", "-c", "sleep infinity" ]', command)
+    assert command in given
+    (folder / "docker-compose.yaml").write_text(given)
+    task, faults = read_terminal_bench(folder, keep=KeptFiles(tmp_path / "kept"))
+    assert (task is not None) == idle, faults
+    if command.startswith("["):
+        assert idle or "cannot be run yet: the command `service nginx start && sleep infinity`" in faults[0]
+
+
 def test_a_missing_script_and_dockerfile_are_both_told(tmp_path: Path) -> None:
     folder = make(tmp_path)
     for name in ("Dockerfile", "run-tests.sh"):

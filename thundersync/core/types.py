@@ -97,6 +97,8 @@ class Task(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     solution: str = ""
     """Absolute path of the reference solution script; empty if the task has none."""
+    solution_env: dict[str, str] = {}
+    """What the script finds set, in all stages."""
     agent_timeout_s: float | None = None
     build_timeout_s: float = 600.0
     cpus: float = 1.0

@@ -28,7 +28,7 @@ async def run_solution(sandbox: Sandbox, task: Task, user: Literal["agent", "roo
         Command(
             script=f"bash /solution/{solution.name}",
             timeout_s=solution_limit_s(task),
-            env={"DEBIAN_FRONTEND": "noninteractive"},
+            env={"DEBIAN_FRONTEND": "noninteractive", **task.solution_env},
             user=user,
         )
     )

@@ -5,6 +5,7 @@ privileges) is a fault; what only served the original runner (names, log volumes
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,12 @@ _VALUES = {
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}]*))?\}?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", re.IGNORECASE)
 _MIB = {"": 1 / 1024 / 1024, "k": 1 / 1024, "m": 1.0, "g": 1024.0}
+_IDLE = re.compile(
+    r"(exec )?((/usr)?/bin/)?(sleep (infinity|inf|\d+[smhd]?)|tail -[fF] /dev/null|cat|(ba|da)?sh( -[il]+)*)"
+    r"|while (true|:); ?do sleep \S+; ?done"
+)
+"""What keeps a container there; each of our own stays without."""
+_IN_A_SHELL = re.compile(r"((/usr)?/bin/)?(ba|da)?sh -l?c (?P<script>.+)", re.DOTALL)
 _PASSED_BY = {"build", "image", "container_name", "environment", "volumes", "deploy", "working_dir", "network_mode"}
 _PASSED_BY |= {"ports", "expose", "init", "tty", "stdin_open", "restart", "stop_grace_period", "hostname", "platform"}
 _PASSED_BY |= {"mem_limit", "cpus", "shm_size", "labels", "logging", "user", "command"}
@@ -68,6 +75,8 @@ def _service(service: Mapping[str, object], wrong: list[str]) -> Service:
             wrong.append(f"builds from another file ({build['dockerfile']})")
     if str(service.get("user", "root")) not in ("root", "0", "0:0", "root:root"):
         wrong.append(f"asks for what cannot be run yet: user {service['user']}")
+    if (command := _command(service.get("command"))) and not _IDLE.fullmatch(command):
+        wrong.append(f"asks for what cannot be run yet: the command `{command}`, which does more than to wait")
     volumes = service.get("volumes") or []
     wrong += [f"mounts {each}" for each in volumes if not str(each).startswith("${T_BENCH_")]  # type: ignore[attr-defined]
     cpus, memory = _limits(service)
@@ -79,6 +88,14 @@ def _service(service: Mapping[str, object], wrong: list[str]) -> Service:
         memory_mib=_mib(memory, wrong),
         network=service.get("network_mode") != "none",
     )
+
+
+def _command(found: object) -> str:
+    """A service's command as one line, without the shell around it."""
+    words = [str(word) for word in found] if isinstance(found, list) else shlex.split(str(found or ""))
+    line = " ".join(words).strip().removesuffix(";")
+    shell = _IN_A_SHELL.fullmatch(line)
+    return shell["script"].strip() if shell else line
 
 
 def _limits(service: Mapping[str, object]) -> tuple[float, str]:

@@ -77,6 +77,7 @@ def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tupl
         ),
         workdir=facts.workdir or dockerfile_workdir(dockerfile),
         env=facts.env,
+        solution_env=facts.solution_env,
         agent_timeout_s=facts.agent_timeout_s,
         build_timeout_s=facts.build_timeout_s,
         cpus=facts.cpus,

@@ -56,6 +56,10 @@ class EnvironmentTable(Struct, frozen=True, kw_only=True):
     healthcheck: dict[str, object] | None = None
 
 
+class SolutionTable(Struct, frozen=True, kw_only=True):
+    env: dict[str, str] = {}
+
+
 class StageVerifierTable(Struct, frozen=True, kw_only=True):
     timeout_sec: float | None = None
     """None: the task's own."""
@@ -102,6 +106,7 @@ class TaskToml(Struct, frozen=True, kw_only=True):
     checker_timeout_s: float
     build_timeout_s: float
     checker_env: dict[str, str]
+    solution_env: dict[str, str]
     env: dict[str, str]
     docker_image: str
     workdir: str
@@ -129,6 +134,7 @@ def parse_task_toml(text: str, *, variables: Mapping[str, str]) -> tuple[TaskTom
     agent = _table(data, "agent", AgentTable, faults)
     verifier = _table(data, "verifier", VerifierTable, faults)
     environment = _table(data, "environment", EnvironmentTable, faults)
+    solution = _table(data, "solution", SolutionTable, faults)
     version = str(data.get("schema_version", data.get("version", "1.4")))
     if version.split(".")[0] != "1":
         faults.append(f"has schema version {version!r}; versions 1.x are understood")
@@ -144,6 +150,8 @@ def parse_task_toml(text: str, *, variables: Mapping[str, str]) -> tuple[TaskTom
             checker_timeout_s=verifier.timeout_sec,
             build_timeout_s=environment.build_timeout_sec,
             checker_env=checker_env,
+            # A variable that is not here (often a key of a model's) is missed by the solution, not by the task.
+            solution_env=_filled(solution.env, "solution.env", variables, []),
             env=_filled(environment.env, "environment.env", variables, faults),
             docker_image=environment.docker_image,
             workdir=environment.workdir,
@@ -226,7 +234,7 @@ def _not_run_yet(agent: AgentTable, verifier: VerifierTable, environment: Enviro
         f'os = "{environment.os}"': environment.os != "linux",
         "a network allowlist": "allowlist" in (agent.network_mode, environment.network_mode),
         f'verifier.environment_mode = "{verifier.environment_mode}"': verifier.environment_mode != "shared",
-        f'agent.user = "{agent.user}"': agent.user not in (None, "root", 0, "agent"),
+        f'agent.user = "{agent.user}"': agent.user not in (None, "agent"),
         f'verifier.user = "{verifier.user}"': verifier.user not in (None, "root", 0),
         "a network for the verifier alone": verifier.network_mode is not None
         and (verifier.network_mode == "public") != _network(agent, environment),

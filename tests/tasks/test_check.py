@@ -1,5 +1,6 @@
 """`tasks check` over real boxes: each kind of broken task is told from a good one, and a report is continued."""
 
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sandboxes import ProcessRuntime, RuntimeUnavailable
-from sandboxes.errors import BuildFailed, ImageMissing, SandboxGone
+from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, ImageMissing, SandboxGone
 from tests.fakes import FakeRuntime
 from tests.tasks.folders import TOML, make_folder
 from tests.tasks.repairs import CALC, a_row
@@ -49,6 +50,12 @@ def the(folder: Path) -> Found:
 async def test_a_good_task_is_ok(runtime: ProcessRuntime, tmp_path: Path) -> None:
     report = await check(runtime, the(make_folder(tmp_path)))
     assert (report.state, report.empty, report.solved, report.runtime) == ("ok", 0.0, 1.0, "process")
+
+
+async def test_a_solution_finds_its_own_env(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, toml=TOML + '[solution.env]\nNAME = "hello.txt"\n')
+    (folder / "solution" / "solve.sh").write_text('touch "$NAME"\n')
+    assert (await check(runtime, the(folder))).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,41 @@ async def test_a_repair_is_judged_with_no_change_and_with_its_reference(
 async def test_a_sandbox_that_fails_is_an_answer_too(tmp_path: Path, failing: dict[str, Exception], state: str) -> None:
     report = await check(FakeRuntime(failing=failing), the(make_folder(tmp_path)))
     assert report.state == state
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        {"start": DaemonGone("the Docker daemon went away")},
+        {"prepare": DiskFull("the Docker daemon's disk is full")},
+        {"put_tree": DiskFull("the sandbox's disk is full")},
+        {"put_tree": OSError(errno.ENOSPC, "No space left on device")},
+        {"put_tree": SandboxGone("a", "no answer"), "check": RuntimeUnavailable("no daemon answers")},
+    ],
+)
+async def test_a_machine_that_fails_ends_the_check_and_what_was_checked_stays(
+    tmp_path: Path, failing: dict[str, Exception]
+) -> None:
+    *_, error = failing.values()
+    runtime = FakeRuntime(verdict=b"1\n")
+    first, second, third = (the(make_folder(tmp_path / "set", name)) for name in ("a", "b", "c"))
+    reports: list[TaskReport] = []
+
+    def done(report: TaskReport) -> None:
+        reports.append(report)
+        runtime.failing.update(failing)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await TaskCheck(runtime, jobs=1).run([first, second, third], done=done)
+    assert caught.value.exceptions == (error,)
+    assert [report.key for report in reports] == ["set/a"]
+    assert runtime.open == []
+
+
+async def test_a_small_box_that_is_full_is_the_tasks_affair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeRuntime, "name", "process")
+    report = await check(FakeRuntime(failing={"put_tree": DiskFull("full")}), the(make_folder(tmp_path)))
+    assert report.state == "broken"
 
 
 async def test_a_check_reports_continues_and_checks_again(runtime: ProcessRuntime, tmp_path: Path) -> None:

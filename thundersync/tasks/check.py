@@ -6,6 +6,7 @@ seven tasks in a hundred that fail this. Refuses to know formats.
 """
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,15 @@ import msgspec
 from msgspec import Struct
 
 from sandboxes.base import Result, Runtime, Sandbox
-from sandboxes.errors import BuildFailed, ImageMissing, SandboxError
+from sandboxes.errors import (
+    BuildFailed,
+    CloseFailed,
+    DaemonGone,
+    DiskFull,
+    ImageMissing,
+    SandboxError,
+    SandboxGone,
+)
 from sandboxes.shield import finish
 from thundersync.core.types import Task
 from thundersync.errors import ThundersyncError
@@ -104,7 +113,11 @@ class TaskCheck:
         self._judge = RepairJudge(runtime)
 
     async def run(self, found: Sequence[Found], *, done: Callable[[TaskReport], None]) -> None:
-        """Check all of `found`; `done` hears of each as it ends."""
+        """Check all of `found`; `done` hears of each as it ends.
+
+        Raises: an ExceptionGroup of RuntimeUnavailable (DaemonGone), DiskFull or OSError, where what is left cannot be
+        checked either.
+        """
         waiting = iter(found)
 
         async def work() -> None:
@@ -116,7 +129,7 @@ class TaskCheck:
                 workers.create_task(work())
 
     async def check(self, found: Found) -> TaskReport:
-        """One task. Every failure is an answer."""
+        """One task. Every failure is an answer, but this machine's own, which `run` names too: those are raised."""
         started_s = time.monotonic()
         report = TaskReport(key=found.key, format=found.format, state="ok", runtime=self._runtime.name)
         seen: dict[str, float] = {}
@@ -133,6 +146,10 @@ class TaskCheck:
         except _Ended as ended:
             state, reason = ended.state, ended.reason
         except (SandboxError, ThundersyncError, OSError) as error:
+            if self._ends_all(error):
+                raise
+            if isinstance(error, SandboxGone | CloseFailed):
+                await self._runtime.check()  # with its daemon gone it would be no fault of the task's
             state, reason = "broken", str(error)
         return msgspec.structs.replace(
             report,
@@ -142,6 +159,13 @@ class TaskCheck:
             solved=seen.get("solved"),
             seconds=round(time.monotonic() - started_s, 2),
         )
+
+    def _ends_all(self, error: Exception) -> bool:
+        """Whether no other task could be checked now. A box of the process runtime has a small disk of its own."""
+        if isinstance(error, DiskFull):
+            return self._runtime.name != "process"
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return full or isinstance(error, DaemonGone)
 
     async def _placed(self, task: Task) -> Task:
         if self._place is not None:

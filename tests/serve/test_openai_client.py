@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes import Asked, Reply, turns
 from tests.serve.rig import Rig, assert_captured, rig
+from thundersync.config import RolloutConfig
 from thundersync.core.types import Scored
 
 if TYPE_CHECKING:
@@ -347,6 +348,33 @@ async def test_a_client_that_leaves_aborts_its_request_and_may_ask_again(tok: An
         rollout = await made.reward(session)
     assert made.engine.aborted == ["000000-00-00/1/1"]
     assert len(rollout.sequences) == 1 and [turn.index for turn in rollout.turns] == [0, 2]
+    assert_captured(made, rollout)
+
+
+async def test_requests_that_a_client_gave_up_cost_no_turn(tok: Any) -> None:
+    import openai
+
+    never = asyncio.Event()
+
+    def script(asked: Asked) -> Reply:
+        return Reply(text="never", before=never.wait) if asked.turn < 2 else Reply(text="said")
+
+    async with rig(script, tok, config=RolloutConfig(max_tokens=200, max_turns=1)) as made:
+        session = await made.open()
+        async with client(session) as api:
+            for given_up in (1, 2):
+                asking = asyncio.create_task(api.chat.completions.create(model="x", messages=[user("a")]))
+                await made.until(lambda: made.engine.running)
+                asking.cancel()
+                await asyncio.wait({asking})
+                await made.until(lambda given_up=given_up: len(made.engine.aborted) == given_up)
+            await api.chat.completions.create(model="x", messages=[user("a")])
+            async with made.http.get(session["url"], headers={"X-Api-Key": session["api_key"]}) as response:
+                assert (await response.json())["turns_left"] == 0
+            with pytest.raises(openai.PermissionDeniedError, match="max_turns"):
+                await api.chat.completions.create(model="x", messages=[user("a")])
+        rollout = await made.reward(session)
+    assert [turn.index for turn in rollout.turns] == [2]  # each request has a number of its own
     assert_captured(made, rollout)
 
 

@@ -37,7 +37,8 @@ class Sampler:
     """The replies of one attempt, any number at once. Every turn is recorded in `attempt.turns` when it is sampled.
 
     `deadline_s` (on `clock`) ends them all, `limit_s` is how long that was from the start, for people. At most
-    `max_turns` replies; `on_turn` is told of each the moment it was sampled.
+    `max_turns` replies; `on_turn` is told of each the moment it was sampled. A request that was aborted, or that gave
+    nothing, is no reply: it costs no turn.
     """
 
     def __init__(
@@ -59,6 +60,9 @@ class Sampler:
         self._clock = clock
         self._on_turn = on_turn
         self._begun = len(attempt.turns)
+        """Requests so far, each with a number of its own, also where nothing came of it."""
+        self._spent = self._begun
+        """Of `max_turns`: replies sampled, and being sampled."""
         self._closed = False
 
     @property
@@ -71,7 +75,7 @@ class Sampler:
 
     @property
     def turns_left(self) -> int:
-        return self._max_turns - self._begun
+        return self._max_turns - self._spent
 
     @property
     def seconds_left(self) -> float:
@@ -93,8 +97,17 @@ class Sampler:
         """
         if self._closed:
             raise LimitReached("time", f"rollout {self._attempt.rollout_id} has ended: nothing more is sampled for it")
-        if self._begun >= self._max_turns:
+        if self._spent >= self._max_turns:
             raise LimitReached("max_turns", f"rollout.max_turns = {self._max_turns} replies have been sampled")
+        self._spent += 1
+        try:
+            return await self._sample(prompt_ids, sampling, sequence)
+        except BaseException:
+            self._spent -= 1
+            raise
+
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, sequence: Callable[[], int]) -> Generation:
+        # Never a number again: an engine may still be aborting the request that had it.
         index, self._begun = self._begun, self._begun + 1
         self._attempt.opening = self._attempt.opening or list(prompt_ids)
         rollout_id = self._attempt.rollout_id

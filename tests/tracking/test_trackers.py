@@ -34,7 +34,9 @@ def commit(step: int, reward: float) -> e.StepCommitted:
 
 
 def evaluated(reward: float) -> e.EvalFinished:
-    return e.EvalFinished(at_s=1.7e9, policy_version=0, reward_mean=reward, scored=6, failed=1, seconds=4.0)
+    return e.EvalFinished(
+        at_s=1.7e9, policy_version=0, reward_mean=reward, scored=6, failed=1, seconds=4.0, pass_at_1=reward / 2
+    )
 
 
 async def track(tracker: Tracker, events: list[e.Event]) -> None:
@@ -62,6 +64,7 @@ async def test_tensorboard_holds_every_finite_number_and_a_resume_replaces_what_
     }
     assert scalars["train/reward_mean"] == [(1, 0.1), (2, 0.3), (3, 0.5), (4, 0.6)]
     assert scalars["eval/reward_mean"] == [(0, 0.2), (2, 0.4), (4, 0.7)]
+    assert scalars["eval/pass_at_1"] == [(0, 0.1), (2, 0.2), (4, 0.35)]
     assert "train/grad_norm" not in scalars
     assert found.Tags()["tensors"] == ["config"]
 
@@ -93,6 +96,7 @@ async def test_wandb_offline_keeps_the_run_in_its_folder_under_an_id_that_a_resu
     ]
     told = [{key: value for key, value in row.items() if not key.startswith("_")} for row in history]
     assert told[0]["eval/reward_mean"] == "0.2" and told[0]["step"] == "0"
+    assert told[0]["eval/pass_at_1"] == "0.1"
     assert told[1:] == [{"step": "1", "train/reward_mean": "0.1"}, {"step": "2", "train/reward_mean": "0.3"}]
     (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
     assert (run.project, run.display_name) == ("shell agents", "run")

@@ -78,6 +78,7 @@ class Tracker:
             case EvalFinished(at_s=at_s):
                 row = {
                     "reward_mean": event.reward_mean,
+                    "pass_at_1": event.pass_at_1,
                     "scored": float(event.scored),
                     "failed": float(event.failed),
                     "seconds": event.seconds,

@@ -183,17 +183,19 @@ async def build(
         tracker.see(event)
         if ahead is not None:
             ahead.see(event)
+        if door is not None:
+            door.heartbeat()
         if driver is not None and driver.stream is not None:
             driver.stream.heartbeat()
         feed.emit(event)
 
     driver: StepDriver | None = None
     ahead: Ahead | None = None
+    door: Door | None = None
     # Before the engines: they may be forked, and a fork in the middle of another thread's import can hang.
     declared = manners.tools if own.agent is None else []  # an agent function says itself what the model may call
     renderer = await asyncio.to_thread(Renderer.load, model_path, tools=declared)
 
-    door: Door | None = None
     if config.serve is not None and own.agent is None:
         door = await open_door(
             config,
@@ -203,6 +205,8 @@ async def build(
             renderer=renderer,
             environment=os.environ,
             say=say,
+            # Not `emit`: a warning must not quiet the watchdog.
+            warn=lambda text: feed.emit(Warned(at_s=time.time(), text=text)),
         )
         stack.push_async_callback(door.close)
 
@@ -324,6 +328,7 @@ async def build(
         scorer=scorer,
         auditor=auditor,
         objective=own.objective,
+        missing=door.missing if door is not None else lambda: "",
     )
     if scorer is None and config.stream.mode == "stream" and not driver.room.most:
         text = (

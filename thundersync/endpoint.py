@@ -19,6 +19,7 @@ from thundersync.errors import ConfigError
 from thundersync.generate.vllm_tools import VllmToolParser
 from thundersync.models import base_of
 from thundersync.rollout.dialogue import Renderer
+from thundersync.serve.absence import Absence
 from thundersync.serve.agents import Inner, SessionAgent, Visitors, Who
 from thundersync.serve.desk import Desk, new_key
 from thundersync.serve.program import Program
@@ -45,6 +46,8 @@ class Door:
         parser: VllmToolParser | None,
         vocabulary: int,
         environment: Mapping[str, str],
+        absence: Absence,
+        watching: asyncio.Task[None],
         file: Path,
     ) -> None:
         self._config = config
@@ -55,7 +58,9 @@ class Door:
         self._parser = parser
         self._vocabulary = vocabulary
         self._environment = environment
+        self._absence = absence
         self._file = file
+        self._watching = watching
 
     def agent(
         self,
@@ -91,13 +96,25 @@ class Door:
             on_opening=on_opening,
         )
 
+    def heartbeat(self) -> None:
+        """Something moved in the run: it has not stalled."""
+        self._absence.moved()
+
+    def missing(self) -> str:
+        """Who is waited for, in words; empty where nobody is."""
+        return self._desk.missing
+
     async def end(self) -> None:
         """No further rollouts: programs that wait for one are told."""
         await self._desk.end()
 
     async def close(self) -> None:
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
         self._file.unlink(missing_ok=True)
         await self._endpoint.close()
+        if not self._watching.cancelled():
+            self._watching.result()  # it ends by an error or not at all
 
 
 async def open_door(
@@ -109,6 +126,7 @@ async def open_door(
     renderer: Renderer,
     environment: Mapping[str, str],
     say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Door:
     """Load what reads tool calls, listen, and write down where and under which key.
 
@@ -125,7 +143,8 @@ async def open_door(
             remedy="Set that variable to the key, or leave serve.api_key_env out: a key is then made.",
         )
     key = environment[serve.api_key_env] if serve.api_key_env else new_key()
-    desk = Desk(key=key)
+    absence = Absence(where=lambda: endpoint.url, stall_timeout_s=config.stall_timeout_s, warn=warn)
+    desk = Desk(key=key, absence=absence)
     endpoint = Endpoint(
         desk,
         host=serve.host,
@@ -146,6 +165,8 @@ async def open_door(
         parser=parser,
         vocabulary=vocabulary,
         environment=environment,
+        absence=absence,
+        watching=asyncio.create_task(desk.watch(), name="desk"),
         file=file,
     )
     try:

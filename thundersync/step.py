@@ -105,10 +105,11 @@ class StepDriver:
         scorer: Scorer | None = None,
         auditor: Auditor | None = None,
         objective: SeparableObjective | None = None,
+        missing: Callable[[], str] = lambda: "",
     ) -> None:
         """`room`: for parts of open cohorts, in each worker. `keep` writes the rollouts of a step that went wrong, and
         says where. With a `scorer`, turns are distilled instead of rewarded; an `auditor` looks at some steps right
-        before their commit."""
+        before their commit. `missing` says who is waited for outside the run, if anybody is."""
         self._config = config
         self._runner = runner
         self._generators = generators
@@ -121,6 +122,7 @@ class StepDriver:
         self._keep = keep
         self.scorer = scorer
         self._auditor = auditor
+        self._missing = missing
         self._emit = emit
         self._expected_s: dict[TaskId, float] = {}
         self.policy_version = policy_version
@@ -281,6 +283,7 @@ class StepDriver:
                 longest=self._config.model.max_model_len,
                 stall_timeout_s=self._config.stall_timeout_s,
                 emit=self._emit,
+                missing=self._missing,
             )
         ledger = Ledger(
             groups,
@@ -301,6 +304,7 @@ class StepDriver:
             stall_timeout_s=self._config.stall_timeout_s,
             emit=self._emit,
             kl_in_reward=kl_in_reward(self._config),
+            missing=self._missing,
         )
 
     async def publish(self, arena: WeightArena) -> float:

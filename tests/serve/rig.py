@@ -20,6 +20,7 @@ from thundersync.rollout.dialogue import Renderer
 from thundersync.rollout.functions import FunctionAgent
 from thundersync.score.judge import CheckerJudge
 from thundersync.score.reward import RewardChecker
+from thundersync.serve.absence import Absence
 from thundersync.serve.agents import SessionAgent, Visitors, Who
 from thundersync.serve.desk import Desk
 from thundersync.serve.server import Endpoint
@@ -65,7 +66,9 @@ class Rig:
         self.engine = FakeGenerator(script, tokenizer=tok, max_model_len=settings.get("context_tokens", 4096))
         self.runtime = FakeRuntime(verdict=verdict)
         self.feed = Feed()
-        self.desk = Desk(key=KEY)
+        self.warned: list[str] = []
+        absence = Absence(where=lambda: self.endpoint.url, stall_timeout_s=3600.0, warn=self.warned.append)
+        self.desk = Desk(key=KEY, absence=absence)
         self.endpoint = Endpoint(
             self.desk,
             host="127.0.0.1",

@@ -12,8 +12,10 @@ LOOK_AGAIN_S = 5.0
 class News:
     """One condition for all feeders of a step; `tell` wakes them all."""
 
-    def __init__(self, stall_timeout_s: float) -> None:
+    def __init__(self, stall_timeout_s: float, missing: Callable[[], str] = lambda: "") -> None:
+        """`missing`: who is waited for outside the run, if anybody is."""
         self._stall_timeout_s = stall_timeout_s
+        self._missing = missing
         self._condition = asyncio.Condition()
         self._last_s = time.monotonic()
         self._soon: asyncio.Future[None] | None = None
@@ -40,7 +42,11 @@ class News:
             except TimeoutError:
                 silent_s = time.monotonic() - self._last_s
                 if silent_s > self._stall_timeout_s:
+                    told = f"nothing moved for {silent_s:.0f} s; the step still owes: {owes()}"
+                    if missing := self._missing():
+                        raise StepStalled(
+                            f"{told}; {missing}", remedy="Start what is waited for, then continue with --resume."
+                        ) from None
                     raise StepStalled(
-                        f"nothing moved for {silent_s:.0f} s; the step still owes: {owes()}",
-                        remedy="See the logs in the run folder; raise stall_timeout_s if this is just slow work.",
+                        told, remedy="See the logs in the run folder; raise stall_timeout_s if this is just slow work."
                     ) from None

@@ -44,9 +44,10 @@ class GradientStream:
         stall_timeout_s: float,
         emit: Callable[[AnyEvent], None],
         kl_in_reward: float = 0.0,
+        missing: Callable[[], str] = lambda: "",
     ) -> None:
         """`room`: for parts, in each worker. `kl_in_reward` takes that much of a rollout's k1 off its reward
-        before it lands."""
+        before it lands. `missing` says who is waited for outside the run."""
         self.ledger = ledger
         self._workers = workers
         self._policy_version = policy_version
@@ -64,7 +65,7 @@ class GradientStream:
         self._contents: dict[RolloutId, FinalContent] = {}
         self._settlements: dict[int, deque[Settlement]] = {worker.index: deque() for worker in workers}
         self._closings: dict[int, deque[Closing]] = {worker.index: deque() for worker in workers}
-        self._news = News(stall_timeout_s)
+        self._news = News(stall_timeout_s, missing)
         self._pass_id = 0
         self.sums = PassSums()
         self.bad: list[RolloutId] = []

@@ -58,7 +58,9 @@ class TurnStream:
         longest: int,
         stall_timeout_s: float,
         emit: Callable[[AnyEvent], None],
+        missing: Callable[[], str] = lambda: "",
     ) -> None:
+        """`missing` says who is waited for outside the run."""
         self.ledger = ledger
         self._workers = workers
         self._objective = objective
@@ -71,7 +73,7 @@ class TurnStream:
         self._max_tokens, self._longest = max_tokens, longest
         self._stall_timeout_s = stall_timeout_s
         self._emit = emit
-        self._news = News(stall_timeout_s)
+        self._news = News(stall_timeout_s, missing)
         self._scoring: asyncio.TaskGroup | None = None
         self._pass_id = 0
         self._landed_s: dict[TurnKey, float] = {}

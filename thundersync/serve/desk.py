@@ -12,6 +12,8 @@ import secrets
 from collections import OrderedDict, deque
 
 from thundersync.core.types import RolloutId
+from thundersync.errors import StepStalled
+from thundersync.serve.absence import Absence
 from thundersync.serve.errors import Refused, SessionOver
 from thundersync.serve.session import Session
 
@@ -37,10 +39,14 @@ class Offer:
 
 
 class Desk:
-    """`key` opens every session and takes rollouts; each session has a key of its own, for it alone."""
+    """`key` opens every session and takes rollouts; each session has a key of its own, for it alone.
 
-    def __init__(self, *, key: str) -> None:
+    `absence` is looked at while rollouts wait and nobody is there, for as long as `watch` runs.
+    """
+
+    def __init__(self, *, key: str, absence: Absence) -> None:
         self._key = key
+        self._absence = absence
         self._sessions: dict[str, Session] = {}
         self._offers: deque[Offer] = deque()
         self._claimed: dict[RolloutId, Offer] = {}
@@ -57,6 +63,11 @@ class Desk:
     def waiting(self) -> int:
         """Rollouts that no program has taken yet."""
         return len(self._offers)
+
+    @property
+    def missing(self) -> str:
+        """What is missing, in words, where rollouts wait and nobody is there; else empty."""
+        return self._absence.words(self.waiting) if self._deserted else ""
 
     def admits(self, key: str) -> bool:
         """Whether this is the run's key."""
@@ -78,8 +89,13 @@ class Desk:
         return session
 
     async def offer(self, rollout_id: RolloutId) -> None:
-        """Wait until a program takes the rollout; its session is then to be opened."""
+        """Wait until a program takes the rollout; its session is then to be opened.
+
+        Raises: StepStalled where none comes.
+        """
         offer = Offer(rollout_id)
+        if not self._offers:
+            self._absence.end()
         async with self._news:
             self._offers.append(offer)
             self._news.notify()
@@ -103,6 +119,7 @@ class Desk:
                 offer = self._offers.popleft()
         except TimeoutError:
             return None
+        self._absence.end()
         offer.taken.set_result(None)
         try:
             return await offer.session
@@ -128,7 +145,24 @@ class Desk:
             self._ended[session_id] = session.key
             if len(self._ended) > ENDED_KEPT:
                 self._ended.popitem(last=False)
+            self._absence.end()
             await session.close()
+
+    async def watch(self) -> None:
+        """Until cancelled. Where nobody comes, a rollout that waits is told so, and with it the run."""
+        while True:
+            await asyncio.sleep(self._absence.look_s)
+            if not self._any_offer() or not self._deserted:
+                continue
+            try:
+                self._absence.look(self.waiting)
+            except StepStalled as stalled:
+                self._offers.popleft().taken.set_exception(stalled)
+
+    @property
+    def _deserted(self) -> bool:
+        """Rollouts wait, and no program has one."""
+        return bool(self._offers) and not self._sessions and not self._claimed
 
     def _any_offer(self) -> bool:
         """Whether a rollout waits; those that were withdrawn a moment ago are put away."""

@@ -96,6 +96,19 @@ def test_a_teacher_that_cannot_teach_is_refused_with_the_reason(sections: dict[s
     assert told in faults(**({"algo": {"type": "opd"}} | sections))
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["train.example.org", "ftp://h", "https://", "https://me:secret@h", "https://h:99999", "https://h/?a", "http://[h"],
+)
+def test_a_public_url_that_nothing_can_be_written_behind_is_refused(url: str) -> None:
+    assert "is no base URL" in faults(serve={"public_url": url})
+
+
+@pytest.mark.parametrize("url", ["https://train.example.org", "http://[fd00::7]:8791/", "https://h:1/door"])
+def test_a_public_url_may_have_a_port_and_a_path(url: str) -> None:
+    assert config_from(SMALL | {"serve": {"public_url": url}})
+
+
 def test_the_whole_vocabulary_may_be_compared_at_any_temperature() -> None:
     sections = {"algo": {"type": "opd"}, "teacher": {"name": "t", "topk": -1}, "rollout": {"temperature": 0.8}}
     assert config_from(SMALL | sections)

@@ -360,6 +360,9 @@ class ServeConfig(Section, frozen=True, kw_only=True):
     """The address to listen at; anything but loopback is reached by everybody who can reach this machine."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8791
     """0 = a free one."""
+    public_url: str = ""
+    """Where programs reach it, e.g. `https://train.example.org`, if that is not where it listens: behind a proxy with
+    TLS, or a tunnel. Empty = each is told the address that it came by."""
     api_key_env: str = ""
     """The environment variable that holds the key; empty = a new one for each start."""
     command: tuple[str, ...] = ()

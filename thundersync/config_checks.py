@@ -7,6 +7,7 @@ what depends on the machine or the tasks is found out later, by `placement` and 
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from thundersync.config import DISTILLING, AlgoConfig, AlgoType, Config, TeacherConfig
 from thundersync.config_names import shown
@@ -222,8 +223,24 @@ def _serve(config: Config) -> Iterator[str]:
             f"serve.idle_timeout_s = {serve.idle_timeout_s:g} is not below stall_timeout_s = "
             f"{config.stall_timeout_s:g}, which would end the run during one silent program"
         )
+    if serve.public_url and not _is_base_url(serve.public_url):
+        yield (
+            f"serve.public_url = {shown(serve.public_url)} is no base URL: say http or https, a host and perhaps a "
+            "port and a path, e.g. https://train.example.org"
+        )
     if config.sandbox.runtime == "none" and serve.judge == "checker":
         yield 'serve.judge = "checker" with sandbox.runtime = "none": checkers run in sandboxes; say "client"'
+
+
+def _is_base_url(url: str) -> bool:
+    """Paths can be written behind it, and it tells no password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = not (parts.query or parts.fragment or parts.username or parts.password or re.search(r"[\s?#]", url))
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and plain
 
 
 def _sizes(config: Config) -> Iterator[str]:

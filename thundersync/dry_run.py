@@ -62,7 +62,8 @@ def _endpoint(config: Config) -> Iterator[str]:
     if (serve := config.serve) is not None:
         who = f"the program {' '.join(serve.command)}" if serve.command else "programs that take rollouts"
         judge = "the programs" if serve.judge == "client" else "the tasks' checkers"
-        yield f"Agent: {who}, at http://{serve.host}:{serve.port or '(a free port)'}; rollouts are judged by {judge}."
+        where = serve.public_url or f"http://{serve.host}:{serve.port or '(a free port)'}"
+        yield f"Agent: {who}, at {where}; rollouts are judged by {judge}."
 
 
 def _objective(config: Config) -> Iterator[str]:

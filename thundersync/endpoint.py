@@ -73,7 +73,9 @@ class Door:
         serve = self._serve
         who: Who
         if serve.command:
-            who = Program(serve.command, environment=self._environment, url=lambda: self._endpoint.url)
+            # A program has its session's key: the run's own would open every session, and reward them.
+            inherited = {name: value for name, value in self._environment.items() if name != serve.api_key_env}
+            who = Program(serve.command, environment=inherited, url=lambda: self._endpoint.local_url)
         else:
             who = Visitors(idle_timeout_s=serve.idle_timeout_s)
         return SessionAgent(
@@ -152,6 +154,7 @@ async def open_door(
         model=model_name(config),
         context_tokens=config.model.max_model_len,
         max_body_bytes=int(serve.max_body_mib * 2**20),
+        public_url=serve.public_url,
     )
     vocabulary = await asyncio.to_thread(_vocabulary, model_path)
     url = await endpoint.start()

@@ -71,11 +71,12 @@ class Rig:
         self.desk = Desk(key=KEY, absence=absence)
         self.endpoint = Endpoint(
             self.desk,
-            host="127.0.0.1",
+            host=settings.get("host", "127.0.0.1"),
             port=0,
             model="tiny",
             context_tokens=settings.get("context_tokens", 4096),
             max_body_bytes=settings.get("max_body_bytes", 1 << 20),
+            public_url=settings.get("public_url", ""),
             ping_s=settings.get("ping_s", 10.0),
         )
         self.config = settings.get("config", RolloutConfig(max_tokens=200))
@@ -111,6 +112,8 @@ class Rig:
         )
         self.running: list[asyncio.Task[Rollout]] = []
         self.http: aiohttp.ClientSession
+        self.base = ""
+        """Where it is found, if not where it says that it is."""
 
     def rollout(self, task: Task | None = None, *, attempt: int = 1) -> asyncio.Task[Rollout]:
         number = len(self.running)
@@ -145,7 +148,7 @@ class Rig:
 
     async def post(self, path: str, body: Any = None, *, key: str, **headers: str) -> tuple[int, Any]:
         async with self.http.post(
-            self.endpoint.url + path, json=body, headers={"Authorization": f"Bearer {key}", **headers}
+            (self.base or self.endpoint.url) + path, json=body, headers={"Authorization": f"Bearer {key}", **headers}
         ) as response:
             text = await response.text()
             return response.status, json.loads(text) if text else None

@@ -42,6 +42,42 @@ async def test_a_program_is_told_its_task_and_where_its_policy_is(tok: Any) -> N
         await made.reward(session)
 
 
+@pytest.mark.parametrize("asked", ["gateway.example:9443", "10.0.0.7", "[fd00::7]:8791"])
+async def test_a_program_is_told_the_address_that_it_came_by(tok: Any, asked: str) -> None:
+    async with rig(turns(), tok) as made:
+        made.rollout()
+        forwarded = {"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"}  # which anybody can say
+        status, told = await made.post("/sessions", key=KEY, Host=asked, **forwarded)
+        assert status == 201
+        here = f"http://{asked}/sessions/{told['session_id']}"
+        assert [told[key] for key in ("url", "openai_base_url", "anthropic_base_url")] == [here, here + "/v1", here]
+
+
+@pytest.mark.parametrize("nonsense", ["", "evil.example/path", "me@evil.example", "a b"])
+async def test_an_address_that_is_none_is_not_told(tok: Any, nonsense: str) -> None:
+    async with rig(turns(), tok) as made:
+        made.rollout()
+        status, told = await made.post("/sessions", key=KEY, Host=nonsense)
+        assert status == 400 or told["url"].startswith(made.endpoint.url + "/")
+
+
+async def test_a_public_url_is_told_whatever_a_program_came_by(tok: Any) -> None:
+    async with rig(turns(), tok, public_url="https://train.example.org/door/") as made:
+        assert made.endpoint.url == made.endpoint.local_url == "https://train.example.org/door"
+        assert made.endpoint._runner is not None
+        made.base = "http://{}:{}".format(*made.endpoint._runner.addresses[0])
+        session = await made.open()
+        assert session["openai_base_url"].startswith("https://train.example.org/door/sessions/")
+
+
+async def test_an_endpoint_at_every_address_is_told_by_one_that_leads_to_it(tok: Any) -> None:
+    async with rig(turns(), tok, host="0.0.0.0") as made:
+        assert "0.0.0.0" not in made.endpoint.url
+        assert made.endpoint.local_url.startswith("http://127.0.0.1:")
+        session = await made.open()  # over the URL that endpoint.json has
+        assert session["url"].startswith(made.endpoint.url)
+
+
 async def test_a_key_opens_what_it_is_for_and_nothing_else(tok: Any) -> None:
     async with rig(turns(), tok) as made:
         first, second = await made.open(), await made.open()

@@ -9,6 +9,9 @@ therefore begins at once, is kept alive while the reply is sampled, and then bri
 
 from __future__ import annotations
 
+import asyncio
+import re
+import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -31,6 +34,8 @@ PING_S = 10.0
 MOST_WAIT_S = 300.0
 """Of one request for a rollout."""
 SHUTDOWN_S = 2.0
+LOOKUP_S = 5.0
+"""For this machine's own name."""
 
 
 class Reward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +59,10 @@ class RunCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Endpoint:
-    """Serves from `start` until `close`. `model` and `context_tokens` are what it says of the policy."""
+    """Serves from `start` until `close`. `model` and `context_tokens` are what it says of the policy.
+
+    `public_url` is where programs find it; without one, that is where each has found it.
+    """
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class Endpoint:
         model: str,
         context_tokens: int,
         max_body_bytes: int,
+        public_url: str = "",
         ping_s: float = PING_S,
     ) -> None:
         self._desk = desk
@@ -72,10 +81,13 @@ class Endpoint:
         self._model = model
         self._context_tokens = context_tokens
         self._max_body_bytes = max_body_bytes
+        self._public_url = public_url.rstrip("/")
         self._ping_s = ping_s
         self._runner: web.AppRunner | None = None
         self.url = ""
-        """Where it is, once it has started."""
+        """Where it is, once it has started, as other machines would say it."""
+        self.local_url = ""
+        """The same for programs on this machine."""
 
     async def start(self) -> str:
         """Listen; returns the URL. Raises: ConfigError where the address cannot be had."""
@@ -93,7 +105,8 @@ class Endpoint:
             ) from error
         self._runner = runner
         host, port = runner.addresses[0][:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = self._public_url or _url(await _reachable(host), port)
+        self.local_url = self._public_url or _url(_LOOPBACK.get(host, host), port)
         return self.url
 
     async def close(self) -> None:
@@ -193,7 +206,7 @@ class Endpoint:
         session = await self._desk.take(wait_s)
         if session is None:
             return web.Response(status=204)
-        return as_json(self._told_of(session), status=201)
+        return as_json(self._told_of(session, self._found_at(request)), status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
         self._need_key(request)
@@ -221,8 +234,18 @@ class Endpoint:
             session.ending.end()
         return as_json({"over": True})
 
-    def _told_of(self, session: Session) -> dict[str, Any]:
-        environment = program_environment(session, self.url)
+    def _found_at(self, request: web.Request) -> str:
+        """The base URL that this client gets here by: whatever it called us, it is told the same, and nobody else is.
+
+        What a proxy says of the way before it (X-Forwarded-...) anybody can say: that is for `public_url`.
+        """
+        host = request.headers.get("Host", "")
+        if self._public_url or not _HOST.fullmatch(host):
+            return self.url
+        return f"{request.scheme}://{host}"
+
+    def _told_of(self, session: Session, url: str) -> dict[str, Any]:
+        environment = program_environment(session, url)
         return session.told | {
             "url": environment["THUNDERSYNC_SESSION_URL"],
             "openai_base_url": environment["OPENAI_BASE_URL"],
@@ -248,6 +271,26 @@ class Endpoint:
 
 
 _DONE = b"data: [DONE]\n\n"
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that mean every address of this machine, and where it reaches itself by them."""
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _reachable(host: str) -> str:
+    """An address that can be gone to: for one that means all of them, this machine's name, if that leads here."""
+    if host not in _LOOPBACK:
+        return host
+    name, family = socket.gethostname(), socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        async with asyncio.timeout(LOOKUP_S):
+            await asyncio.get_running_loop().getaddrinfo(name, None, family=family)
+    except (OSError, UnicodeError):  # TimeoutError is an OSError
+        return _LOOPBACK[host]
+    return name
 
 
 def _unnamed(chunks: Iterable[Any]) -> Events:

@@ -25,7 +25,7 @@ from thundersync.checkpoints import Checkpoints, CheckpointState
 from thundersync.config import Config, EnvConfig
 from thundersync.core.objective import SeparableObjective
 from thundersync.core.types import FinalContent, SampledTurn, Task
-from thundersync.endpoint import Door, open_door
+from thundersync.endpoint import Door, open_door, refuse_missing_parser
 from thundersync.environments import with_environments
 from thundersync.evaluate.evaluator import Evaluator
 from thundersync.generate.base import Generator
@@ -122,6 +122,8 @@ async def build(
     own = await with_environments(own or Own(), config, stack)
     own.check(config)
     refuse_missing(config.monitor)
+    if own.agent is None:
+        refuse_missing_parser(config.serve)
     if own.eval_tasks is not None:
         eval_tasks = within(config, own.eval_tasks)
     else:

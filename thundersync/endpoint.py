@@ -7,6 +7,7 @@ is in `serve`.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,16 @@ DOOR = "endpoint.json"
 """In the run's folder, readable by its owner only: where the endpoint is, and its key."""
 
 _PROBE = {"type": "function", "function": {"name": "probe", "description": "A probe.", "parameters": {}}}
+
+
+def refuse_missing_parser(serve: ServeConfig | None) -> None:
+    """For the very beginning of a run. Raises: ConfigError for a tool parser without vLLM, which has them."""
+    if serve is not None and serve.tool_parser and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            f"serve.tool_parser = {serve.tool_parser!r} is a parser of vLLM's, and vLLM is not installed",
+            remedy='pip install "thundersync[cpu]" (or [gpu]), or leave serve.tool_parser out: requests with tools '
+            "are then refused.",
+        )
 
 
 class Door:
@@ -130,7 +141,8 @@ async def open_door(
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Door:
-    """Load what reads tool calls, listen, and write down where and under which key.
+    """Load what reads tool calls, listen, and write down where and under which key. `warn` is told while rollouts wait
+    for programs that do not come.
 
     Raises: ConfigError for an unknown tool parser, a template without tools, a key that is not there, an address that
     cannot be had.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import stat
 import sys
@@ -13,14 +14,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.endtoend.rig import config, raw_config
+from tests.endtoend.rig import config, drawing_tasks, raw_config
 from tests.tiny import tiny_model
+from thundersync import endpoint
 from thundersync.config_file import config_from
 from thundersync.core.types import Rollout, Scored
 from thundersync.endpoint import DOOR
 from thundersync.engine import Engine
-from thundersync.errors import ConfigError
+from thundersync.errors import ConfigError, StepStalled
 from thundersync.generate.base import Generation
+from thundersync.serve.absence import Absence
 
 AGENT = """
 import json, os, urllib.request
@@ -118,6 +121,23 @@ async def test_programs_that_come_train_the_policy_on_exactly_the_engines_tokens
     assert {event["kind"] for event in events} >= {"rollout_started", "turn_generated", "rollout_scored", "pass_done"}
 
 
+async def test_an_evaluation_without_programs_is_told_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(tmp_path / "model")
+    held_out = {"env": {"path": str(drawing_tasks(tmp_path / "held-out", 2))}}
+    served = config(tmp_path, model, eval=held_out, serve={"port": 0, "judge": "client"})
+    # Sooner than a configuration may say: workers have to start within the same limit.
+    monkeypatch.setattr(endpoint, "Absence", lambda **given: Absence(**given | {"stall_timeout_s": 1.0}))
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Engine(served) as engine:
+            url = json.loads((engine.run_dir / DOOR).read_text())["url"]
+            async for _ in engine.steps():
+                pass
+    assert caught.group_contains(StepStalled, match=f"2 rollouts wait for a program at {url}")
+    events = [json.loads(line) for line in (engine.run_dir / "events.jsonl").read_text().splitlines()]
+    told = [event["text"] for event in events if event["kind"] == "warned"]
+    assert any(text.startswith(f"2 rollouts wait for a program at {url}") for text in told)
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 async def test_a_real_model_in_vllm_is_trained_through_the_endpoint(tmp_path: Path) -> None:
@@ -176,6 +196,16 @@ async def test_an_endpoint_that_cannot_be_is_refused_before_an_engine_starts(
     folder = tiny_model(tmp_path / "model")
     with pytest.raises(ConfigError, match=told):
         async with Engine(config_from(raw_config(tmp_path, folder, serve={"port": 0, **serve}))):
+            pass
+
+
+async def test_a_tool_parser_without_vllm_is_refused_before_a_model_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else find_spec(name, *a))
+    with pytest.raises(ConfigError, match="vLLM is not installed"):
+        async with Engine(config(tmp_path, tmp_path / "no-model", serve={"port": 0, "tool_parser": "hermes"})):
             pass
 
 

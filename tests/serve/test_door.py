@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fakes import FakeGenerator, FakeRuntime, Feed, a_task, turns
@@ -66,17 +67,13 @@ async def hall(
     tok: Any, folder: Path, environment: dict[str, str] | None = None, *, stall_timeout_s: float = 3600.0, **serve: Any
 ) -> AsyncIterator[Hall]:
     (folder / "config.json").write_text(json.dumps({"vocab_size": 384}))
-    raw = {
-        "model": {"name": str(folder)},
-        "env": {"path": "p"},
-        "stall_timeout_s": 3600.0,
-        "serve": serve | {"port": 0},
-    }
-    config = config_from(raw)
+    raw = {"model": {"name": str(folder)}, "env": {"path": "p"}, "serve": serve | {"port": 0}}
+    # Sooner than a file may say.
+    config = msgspec.structs.replace(config_from(raw), stall_timeout_s=stall_timeout_s)
     assert config.serve is not None
     warned: list[str] = []
     door = await open_door(
-        config if stall_timeout_s == 3600.0 else _stalling(config, stall_timeout_s),
+        config,
         config.serve,
         folder=folder,
         model_path=folder,
@@ -89,13 +86,6 @@ async def hall(
         yield Hall(door, tok, json.loads((folder / DOOR).read_text()), warned)
     finally:
         await door.close()
-
-
-def _stalling(config: Any, stall_timeout_s: float) -> Any:
-    """Sooner than a file may say."""
-    import msgspec
-
-    return msgspec.structs.replace(config, stall_timeout_s=stall_timeout_s)
 
 
 async def test_a_program_that_the_run_starts_does_not_inherit_the_runs_key(tok: Any, tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """What a viewer can ask beyond events: a step's past, a rollout word for word."""
 
 import asyncio
+import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from tests.monitor.viewer import Viewer, view_of
 from thundersync.monitor import answers
+from thundersync.monitor import archive as archive_module
 from thundersync.monitor import events as e
 from thundersync.monitor.archive import Archive, Transcript, events_of, sampled_ids
 from thundersync.monitor.ear import FeedLost, ask
@@ -60,6 +64,29 @@ def test_what_is_written_later_is_found_too_and_a_torn_line_is_not(tmp_path: Pat
         more.write(b"".join(map(e.to_line, again)))
     worked_twice = list(events_of(archive.step_lines(1)))
     assert worked_twice[0] == next(event for event in again if isinstance(event, e.StepOpened))
+
+
+def test_threads_that_ask_at_once_all_get_whole_steps(over: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, reads = threading.Barrier(2), archive_module._whole_lines
+
+    def together(file: BinaryIO) -> bytes:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            waiting.wait(0.2)  # both have read the same place in the file before either goes on
+        return reads(file)
+
+    monkeypatch.setattr(archive_module, "_whole_lines", together)
+    archive, told = Archive(over), dict[int, list[e.AnyEvent]]()
+
+    def ask_for(step: int) -> None:
+        told[step] = list(events_of(archive.step_lines(step)))
+
+    threads = [threading.Thread(target=ask_for, args=(step,)) for step in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == {0: RUN[OPENED[0] : OPENED[1]], 1: RUN[OPENED[1] :]}
+    assert list(events_of(archive.step_lines(0))) == told[0]
 
 
 def test_a_rollout_is_read_with_the_texts_of_its_tokens(over: Path) -> None:

@@ -7,6 +7,7 @@ Knows nothing of sockets and screens.
 import contextlib
 import io
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -42,10 +43,11 @@ class Transcript(Struct, frozen=True, kw_only=True):
 
 
 class Archive:
-    """One run's folder. Every byte of the events is looked at once, and not before somebody asks."""
+    """One run's folder. Every byte of the events is looked at once, and not before somebody asks, from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._scanning = threading.Lock()  # two scans at once would each count what the other has read
         self._scanned = 0
         self._steps: dict[int, tuple[int, int]] = {}
         """First byte of each step and the byte after its last; 0 while it has not ended."""
@@ -56,13 +58,15 @@ class Archive:
 
         Empty for a step that never began. Of one that a resumed run worked twice: the later.
         """
-        self._scan()
-        if step not in self._steps:
-            return b""
-        start, end = self._steps[step]
+        with self._scanning:
+            self._scan()
+            if step not in self._steps:
+                return b""
+            start, end = self._steps[step]
+            end = end or self._scanned
         with (self._folder / "events.jsonl").open("rb") as file:
             file.seek(start)
-            content = file.read(min((end or self._scanned) - start, SLICE_LIMIT))
+            content = file.read(min(end - start, SLICE_LIMIT))
         return content[: content.rfind(b"\n") + 1]
 
     def rollout(self, name: RolloutId) -> Transcript | None:

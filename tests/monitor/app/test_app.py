@@ -88,6 +88,20 @@ async def test_earlier_steps_are_scrubbed_to_and_read_where_they_are_forgotten(o
         assert app.known.cursor.step is None and "step 3 of 3" in screen(app)
 
 
+async def test_a_step_that_was_watched_is_read_again_once_it_is_forgotten(over: Path) -> None:
+    app = Monitor(Source(str(over)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        for event in (event for event in made_run(SHAPE) if event.at_s):
+            if isinstance(event, e.StepCommitted):
+                app.draw()  # while the step is open, as who stays attached does
+            app.known.apply(event)
+        await until(pilot, app, lambda: app.known.view.finished)
+        await pilot.press("2", "left")
+        for _ in range(3):  # forgotten, read, and forgotten again
+            app.known.timelines.steps.pop(1, None)
+            await until(pilot, app, lambda: 1 in app.known.timelines.steps and "step 2 of 3" in screen(app))
+
+
 async def test_a_rollout_is_chosen_read_and_looked_at_token_by_token(over: Path) -> None:
     app = Monitor(Source(str(over)))
     async with app.run_test(size=(80, 24)) as pilot:

@@ -60,7 +60,9 @@ class Monitor(App[ThundersyncError]):
         self._drawn = [Text(), Text(), Text()]
         self._mark: object = None
         """What the drawn picture depends on."""
-        self._asked_steps: set[int] = set()
+        self._asking_steps: set[int] = set()
+        self._caught_up: int | None = None
+        """The open step whose past was asked for; what came since was heard."""
         self._asking: set[str] = set()
 
     def compose(self) -> ComposeResult:
@@ -180,7 +182,7 @@ class Monitor(App[ThundersyncError]):
 
     def _restarted(self) -> None:
         self.known.restart()
-        self._asked_steps.clear()
+        self._caught_up = None
 
     def _say(self, text: str) -> None:
         self.known.notice = text
@@ -189,11 +191,12 @@ class Monitor(App[ThundersyncError]):
         """Ask for the past of the open step, for the step that is scrubbed to, for the rollout that is read."""
         known = self.known
         wanted = {known.shown_step} if VIEWS[known.cursor.view] == "overlap" and known.shown is None else set()
-        if known.timelines.open is not None:
-            wanted.add(known.timelines.open.step)  # who came late has not heard all of it
-        for step in wanted - self._asked_steps:
+        if known.timelines.open is not None and known.timelines.open.step != self._caught_up:
+            self._caught_up = known.timelines.open.step
+            wanted.add(self._caught_up)  # who came late has not heard all of it
+        for step in wanted - self._asking_steps:
             if step is not None:
-                self._asked_steps.add(step)
+                self._asking_steps.add(step)
                 self._begin(self._read_step(step), f"step {step}")
         name = known.cursor.rollout
         if VIEWS[known.cursor.view] == "rollout" and name is None:
@@ -204,10 +207,13 @@ class Monitor(App[ThundersyncError]):
             self._begin(self._read_rollout(name), f"rollout {name}")
 
     async def _read_step(self, step: int) -> None:
-        told = await self._source.step(step)
-        self.known.timelines.read(told)
-        if not told and self.known.cursor.step == step:
-            self.known.cursor.step = None  # nobody has it any more
+        try:
+            told = await self._source.step(step)
+            self.known.timelines.read(told)
+            if not told and self.known.cursor.step == step:
+                self.known.cursor.step = None  # nobody has it any more
+        finally:
+            self._asking_steps.discard(step)
 
     async def _read_rollout(self, name: str) -> None:
         try:

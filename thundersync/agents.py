@@ -12,6 +12,7 @@ from thundersync.config import Config, RolloutConfig
 from thundersync.core.types import GroupId
 from thundersync.endpoint import Door
 from thundersync.generate.base import Generator
+from thundersync.live import Looked
 from thundersync.own import Own
 from thundersync.rollout.agent import OnContent, ShellAgent
 from thundersync.rollout.attempt import Emit, OnTurn
@@ -53,8 +54,8 @@ class Agents:
         self._emit = emit
         self._checker = RewardChecker(runtime=runtime, pids=config.sandbox.pids, labels=self._labels)
         self._judge = own.judge(self._checker)
-        self.shells: list[ShellAgent] = []
-        """The built-in agents so far: those that let a viewer look at a rollout while it lives."""
+        self.made: list[Looked] = []
+        """So far: they let a viewer look at a rollout while it lives."""
 
     def agent(
         self,
@@ -67,7 +68,7 @@ class Agents:
         """An agent that samples by `rollout`; the callbacks are a training run's."""
 
         def of_function(function: AgentFunction, judge: Judge | None = None) -> FunctionAgent:
-            return FunctionAgent(
+            made = FunctionAgent(
                 function,
                 renderer=self._renderer,
                 runtime=self._runtime,
@@ -81,6 +82,8 @@ class Agents:
                 on_turn=on_turn,
                 on_content=on_content,
             )
+            self.made.append(made)
+            return made
 
         if self._own.agent is not None:
             return of_function(self._own.agent)
@@ -100,7 +103,7 @@ class Agents:
             on_turn=on_turn,
             on_content=on_content,
         )
-        self.shells.append(shell)
+        self.made.append(shell)
         return shell
 
     def runner(self, agent: Agent) -> RolloutRunner:

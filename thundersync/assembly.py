@@ -362,7 +362,7 @@ async def build(
     await driver.publish(ready.arena)  # also at the start: engines and trainer hold the same bits from the first token
     if door is not None:
         stack.push_async_callback(door.end)  # before anything else ends: programs wait for rollouts
-    live = LiveRollouts(agents.shells, lambda: driver.stream.rollouts if driver.stream is not None else [], renderer)
+    live = LiveRollouts(agents.made, lambda: driver.stream.rollouts if driver.stream is not None else [], renderer)
     feed.tell_live(live.look, live.texts)
     reading = asyncio.create_task(gauges.run(), name="gauges")
     stack.push_async_callback(ended, reading)

@@ -6,7 +6,7 @@ import msgspec
 import zstandard
 
 from tests.report.made_run import MadeRun, failed_rollout, make_run
-from thundersync.core.types import Message, Rollout
+from thundersync.core.types import Message, Rollout, TokenSequence, Turn
 from thundersync.monitor import events as e
 from thundersync.report.conversations import MOST_CHARS, MOST_TURNS, clean, clipped, conversations
 from thundersync.report.record import RunRecord, read_run
@@ -36,6 +36,35 @@ def test_a_conversation_begins_with_the_task_and_leaves_the_examples_out(record:
     assert [exchange.number for exchange in talk.exchanges] == list(range(1, len(talk.exchanges) + 1))
     assert "sort names.txt" in talk.exchanges[0].reply and talk.exchanges[0].answer.startswith("sorted 1 of")
     assert "mean logprob -0.50" in talk.exchanges[0].facts and "exit code 0" in talk.exchanges[0].facts
+
+
+def test_a_forked_rollout_has_each_turns_figures_beside_its_own_reply(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, MadeRun(steps=1, groups=1, size=2))
+    path = folder / "rollouts" / "step-000000.jsonl.zst"
+    told = [("user", "task"), ("assistant", "A1"), ("tool", "out 1"), ("assistant", "A2"), ("tool", "out 2")]
+    fork = [("user", "task"), ("assistant", "A1"), ("user", "summary"), ("assistant", "A3")]
+    places = [(0, 1, 0), (0, 3, 0), (1, 8, 5)]
+    messages = [msgspec.convert({"role": role, "content": text}, Message) for role, text in told + fork]
+    sequences = [
+        TokenSequence(token_ids=[0] * 9, sampled=[True] * 9, logprobs=[-1.0] * 3 + [-2.0] * 6, prompt_tokens=0),
+        TokenSequence(token_ids=[0] * 9, sampled=[True] * 9, logprobs=[-3.0] * 9, prompt_tokens=0),
+    ]
+    turns = [
+        Turn(index=index, sequence=sequence, start=3 * index, end=3 * index + 3, finish_reason="stop",
+             policy_version=0, message=message, conversation=conversation)
+        for index, (sequence, message, conversation) in enumerate(places)
+    ]  # fmt: skip
+    forked = [
+        msgspec.structs.replace(rollout, messages=messages, sequences=sequences, turns=turns)
+        for rollout in rollouts_of(path)
+    ]
+    rewrite(path, forked)
+    talk = conversations(read_run(folder))[0]
+    assert (talk.instruction, talk.opening) == ("task", 0)
+    assert [(each.number, each.reply, each.answer, each.asked) for each in talk.exchanges] == [
+        (1, "A1", "out 1", ""), (2, "A2", "out 2", ""), (3, "A3", "", "summary"),
+    ]  # fmt: skip
+    assert [each.facts.rpartition(" ")[2] for each in talk.exchanges] == ["-1.00", "-2.00", "-3.00"]
 
 
 def test_a_rollout_that_failed_for_good_is_shown_with_its_reason(tmp_path: Path) -> None:

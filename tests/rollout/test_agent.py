@@ -59,6 +59,8 @@ def assert_consistent(rollout: Rollout) -> None:
         assert {at for at, sampled in enumerate(sequence.sampled) if sampled} == spans[index]
         assert sequence.prompt_tokens == sequence.sampled.index(True)
         assert sequence.sampled[-1]
+    replies = [index for index, message in enumerate(rollout.messages) if message.role == "assistant"]
+    assert [turn.message for turn in rollout.turns] == replies
 
 
 async def test_a_rollout_ends_with_its_submission_and_is_scored() -> None:

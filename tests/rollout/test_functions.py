@@ -63,6 +63,11 @@ async def roll(
         sampled = {at for turn in own for at in range(turn.start, turn.end)}
         assert sampled == {at for at, was in enumerate(sequence.sampled) if was}
         assert sequence.prompt_tokens == min(sampled)
+    for turn in rollout.turns:
+        assert turn.message is not None and turn.conversation <= turn.message
+        said = Renderer(ByteTokenizer()).decode(rollout.sequences[turn.sequence].token_ids[turn.start : turn.end])
+        assert rollout.messages[turn.message].role == "assistant"
+        assert said.startswith(rollout.messages[turn.message].content)
     return rollout
 
 

@@ -186,6 +186,9 @@ def assert_captured(made: Rig, rollout: Rollout, logprob: float = -0.5) -> None:
         sequence = rollout.sequences[turn.sequence]
         assert all(sequence.sampled[turn.start : turn.end])
         assert sequence.logprobs[turn.start : turn.end] == [logprob] * (turn.end - turn.start)
+        assert turn.message is not None and turn.conversation <= turn.message
+        said = rollout.messages[turn.message]
+        assert said.role == "assistant" and said.content in made.renderer.decode(ids[turn.start : turn.end])
     for index, sequence in enumerate(rollout.sequences):
         spans = [(turn.start, turn.end) for turn in rollout.turns if turn.sequence == index]
         assert sum(sequence.sampled) == sum(end - start for start, end in spans)

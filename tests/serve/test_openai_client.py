@@ -132,6 +132,9 @@ async def test_a_changed_history_forks_and_is_reported(tok: Any, edit: Any, reas
         rollout = await made.reward(session)
     assert len(rollout.sequences) == 2
     assert_captured(made, rollout)
+    first_turn, second_turn = rollout.turns
+    assert (first_turn.message, first_turn.conversation, second_turn.conversation) == (1, 0, 2)
+    assert second_turn.message == len(rollout.messages) - 1
     assert made.feed.kinds.count("history_forked") == 1
 
 

@@ -164,6 +164,11 @@ class Turn(Struct, frozen=True, kw_only=True):
     generate_s: float = 0.0
     tool_s: float = 0.0
     cached_tokens: int = 0
+    message: int | None = None
+    """Index into `Rollout.messages` of its reply; None where they hold it as no message of its own, as while it is
+    sampled, and in files of older runs."""
+    conversation: int = 0
+    """Index into `Rollout.messages` of the first message of the conversation that it belongs to."""
 
 
 class SampledTurn(Struct, frozen=True, kw_only=True):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import zstandard
 
-from thundersync.core.types import Failed, Message, Rollout, Scored
+from thundersync.core.replies import turns_by_message
+from thundersync.core.types import Failed, Rollout, Scored, Turn
 from thundersync.report.record import RunRecord, StepRecord
 
 EACH = 3
@@ -41,6 +42,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     """What came back: a command's output, a correction; empty after the last turn."""
     facts: str
+    asked: str = ""
+    """What the policy was shown last where it answers no exchange before: a history that was changed, or another."""
     skipped: int = 0
     """Turns left out right before it."""
 
@@ -138,7 +141,10 @@ def _conversation(rollout: Rollout, step: int, why: str) -> Conversation:
             verdict = f"reward {reward:g}, {stop.replace('_', ' ')}"
         case Failed(reason=reason, detail=detail):
             verdict = f"failed ({reason}): {clipped(clean(detail), 300)}"
-    before, turns = _parted(rollout)
+    turns = turns_by_message(rollout.messages, rollout.turns)
+    first = min(turns, default=len(rollout.messages))
+    begin = turns[first][0].conversation if first in turns else 0
+    before = rollout.messages[begin:first] if turns or not rollout.turns else []  # which replies are its is not told
     instruction = before[-1].content if before else ""
     return Conversation(
         rollout_id=rollout.rollout_id,
@@ -148,7 +154,7 @@ def _conversation(rollout: Rollout, step: int, why: str) -> Conversation:
         verdict=verdict,
         instruction=clipped(clean(instruction)),
         opening=max(0, len(before) - 1),
-        exchanges=_exchanges(rollout, turns),
+        exchanges=_exchanges(rollout, turns, instruction),
         facts=", ".join(
             [
                 f"{len(rollout.turns)} turn{'s' * (len(rollout.turns) != 1)}",
@@ -163,41 +169,40 @@ def _conversation(rollout: Rollout, step: int, why: str) -> Conversation:
     )
 
 
-def _parted(rollout: Rollout) -> tuple[list[Message], list[Message]]:
-    """What the policy was given before its first turn, and everything from there: worked examples have replies too."""
-    replies = [index for index, message in enumerate(rollout.messages) if message.role == "assistant"]
-    own = replies[-len(rollout.turns) :] if rollout.turns else []
-    first = own[0] if own else len(rollout.messages)
-    return rollout.messages[:first], rollout.messages[first:]
-
-
-def _exchanges(rollout: Rollout, messages: list[Message]) -> list[Exchange]:
-    pairs: list[tuple[str, list[str]]] = []
-    for message in messages:
-        if message.role == "assistant":
-            pairs.append((message.content, []))
-        elif pairs:
-            pairs[-1][1].append(message.content)
-    keep, skipped, shown = MOST_TURNS // 2, len(pairs) - MOST_TURNS, []
-    for index, (reply, answers) in enumerate(pairs):
-        if skipped > 0 and keep <= index < keep + skipped:
+def _exchanges(rollout: Rollout, turns: Mapping[int, Sequence[Turn]], instruction: str) -> list[Exchange]:
+    """The sampled replies, each with what came back: up to the next reply, or to where another conversation begins."""
+    messages = rollout.messages
+    own = sorted(turns)
+    ends = {index for index, message in enumerate(messages) if message.role == "assistant"}
+    ends |= {turn.conversation for turn in rollout.turns} | {len(messages)}
+    keep, skipped, shown = MOST_TURNS // 2, len(own) - MOST_TURNS, []
+    for number, index in enumerate(own):
+        if skipped > 0 and keep <= number < keep + skipped:
             continue
-        turn = rollout.turns[index]
-        tokens = rollout.sequences[turn.sequence].logprobs[turn.start : turn.end]
-        facts = [f"{turn.end - turn.start} tokens", f"{turn.generate_s:.1f} s"]
-        if tokens:
-            facts.append(f"mean logprob {sum(tokens) / len(tokens):.2f}")
-        if turn.finish_reason != "stop":
-            facts.append(f"ended by {turn.finish_reason}")
-        if turn.exit_code is not None:
-            facts.append(f"exit code {turn.exit_code} after {turn.tool_s:.2f} s")
+        turn = turns[index][0]
+        begins = number > 0 and turns[own[number - 1]][0].conversation != turn.conversation
+        asked = messages[index - 1].content if begins and index > turn.conversation else ""
+        end = min(each for each in ends if each > index)
         shown.append(
             Exchange(
-                number=index + 1,
-                reply=clipped(clean(reply)),
-                answer=clipped(clean("\n".join(answers))),
-                facts=", ".join(facts),
-                skipped=skipped if skipped > 0 and index == keep + skipped else 0,
+                number=turn.index + 1,
+                reply=clipped(clean(messages[index].content)),
+                answer=clipped(clean("\n".join(message.content for message in messages[index + 1 : end]))),
+                facts="; ".join(_facts(rollout, each) for each in turns[index]),
+                asked=clipped(clean(asked)) if asked != instruction else "",
+                skipped=skipped if skipped > 0 and number == keep + skipped else 0,
             )
         )
     return shown
+
+
+def _facts(rollout: Rollout, turn: Turn) -> str:
+    tokens = rollout.sequences[turn.sequence].logprobs[turn.start : turn.end]
+    facts = [f"{turn.end - turn.start} tokens", f"{turn.generate_s:.1f} s"]
+    if tokens:
+        facts.append(f"mean logprob {sum(tokens) / len(tokens):.2f}")
+    if turn.finish_reason != "stop":
+        facts.append(f"ended by {turn.finish_reason}")
+    if turn.exit_code is not None:
+        facts.append(f"exit code {turn.exit_code} after {turn.tool_s:.2f} s")
+    return ", ".join(facts)

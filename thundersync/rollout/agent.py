@@ -24,7 +24,6 @@ from thundersync.core.types import (
     Scored,
     StopReason,
     Task,
-    TokenSequence,
 )
 from thundersync.generate.base import Generator, Sampling
 from thundersync.monitor.events import ScoringStarted
@@ -128,20 +127,20 @@ class ShellAgent:
             outcome = await outcome_of(self._attempt(live))
         finally:
             self._alive.pop(rollout_id, None)
-        return live.rollout(outcome, *_said(live))
+        return live.rollout(outcome, live.said())
 
     async def _attempt(self, live: Attempt) -> Outcome:
         opening = self._manners.opening(live.task)
         # Tokenising a long prompt would hold the loop.
-        live.dialogue = await asyncio.to_thread(Dialogue, self._renderer, opening)
-        if not live.dialogue.prompt_ids:
+        dialogue = live.speaker = await asyncio.to_thread(Dialogue, self._renderer, opening)
+        if not dialogue.prompt_ids:
             raise Broken("agent", "the chat template made an empty prompt")
         async with self.worlds.open(live.task, live.rollout_id) as sandbox:
             talk = _Talk(self.worlds.limit_s(live.task))
             verdict = await in_stages(
                 sandbox,
                 live.task,
-                act=lambda task, last: self._converse(live, sandbox, task, talk, last=last),
+                act=lambda task, last: self._converse(live, dialogue, sandbox, task, talk, last=last),
                 judge=lambda task: self._score(live, sandbox, task, talk.stop),
                 checker=self._checker,
             )
@@ -149,15 +148,16 @@ class ShellAgent:
         self._emit(live.scored(scored))
         return scored
 
-    async def _converse(self, live: Attempt, sandbox: Sandbox, task: Task, talk: "_Talk", *, last: bool) -> None:
+    async def _converse(
+        self, live: Attempt, dialogue: Dialogue, sandbox: Sandbox, task: Task, talk: "_Talk", *, last: bool
+    ) -> None:
         """The turns of one stage; most tasks have one. Those that nothing is left for are judged as they stand."""
-        assert live.dialogue is not None
         if live.turns and talk.goes_on and len(live.turns) < self._config.max_turns:
-            await asyncio.to_thread(live.dialogue.follow, Message(role="user", content=task.instruction))
+            await asyncio.to_thread(dialogue.follow, Message(role="user", content=task.instruction))
         if not live.turns or (talk.goes_on and len(live.turns) < self._config.max_turns):
             conversation = Conversation(
                 live,
-                live.dialogue,
+                dialogue,
                 self._manners.hands(task, sandbox, tools=bool(self._renderer.tools)),
                 config=self._config,
                 sampling=self._sampling,
@@ -171,13 +171,13 @@ class ShellAgent:
             talk.stop = await conversation.run()
             talk.left_s -= self._clock() - began_s
         if last and self._on_content is not None:
-            self._on_content(live.content(live.dialogue.sequences()))
+            self._on_content(live.content(dialogue.sequences()))
 
     async def _score(self, live: Attempt, sandbox: Sandbox, task: Task, stop: StopReason) -> Verdict:
         self._emit(ScoringStarted(at_s=time.time(), rollout_id=live.rollout_id))
         started_s = self._clock()
         try:
-            return await self._judge.judge(sandbox, task, live.unscored(stop, *_said(live)))
+            return await self._judge.judge(sandbox, task, live.unscored(stop, live.said()))
         finally:
             live.score_s += self._clock() - started_s
 
@@ -192,7 +192,3 @@ class _Talk:
     @property
     def goes_on(self) -> bool:
         return self.left_s > 0 and self.stop != "context"
-
-
-def _said(live: Attempt) -> tuple[list[Message], list[TokenSequence]]:
-    return (live.dialogue.messages, live.dialogue.sequences()) if live.dialogue else ([], [])

@@ -6,7 +6,7 @@ nothing of how turns are made.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from sandboxes.errors import SandboxError
@@ -15,7 +15,6 @@ from thundersync.core.types import (
     FailureKind,
     FinalContent,
     GroupId,
-    Message,
     Outcome,
     Rollout,
     RolloutId,
@@ -30,7 +29,7 @@ from thundersync.core.types import (
 from thundersync.errors import EngineFailed
 from thundersync.generate.base import Generator
 from thundersync.monitor.events import AnyEvent, RolloutScored, RolloutStarted
-from thundersync.rollout.dialogue import Dialogue
+from thundersync.rollout.said import Said, Speaker
 from thundersync.score.reward import CheckFailed
 
 Emit = Callable[[AnyEvent], None]
@@ -68,7 +67,8 @@ class Attempt:
         self.policy_version = policy_version
         self.number = number
         self.started_s = time.time()
-        self.dialogue: Dialogue | None = None
+        self.speaker: Speaker | None = None
+        """Keeps what is said, from before the first turn on."""
         self.turns: list[Turn] = []
         self.opening: list[int] = []
         """The first prompt that was sampled from; later ones may begin with it."""
@@ -93,9 +93,11 @@ class Attempt:
             policy_version=self.policy_version,
         )
 
-    def unscored(
-        self, stop: StopReason, messages: Sequence[Message], sequences: list[TokenSequence]
-    ) -> UnscoredRollout:
+    def said(self) -> Said:
+        """All of it so far; call it in a thread."""
+        return self.speaker.said() if self.speaker is not None else Said()
+
+    def unscored(self, stop: StopReason, said: Said) -> UnscoredRollout:
         """What a judge is shown."""
         return UnscoredRollout(
             rollout_id=self.rollout_id,
@@ -103,9 +105,9 @@ class Attempt:
             task_id=self.task.task_id,
             attempt=self.number,
             policy_version=self.policy_version,
-            messages=list(messages),
-            sequences=sequences,
-            turns=self._in_order(),
+            messages=said.messages,
+            sequences=said.sequences,
+            turns=said.placed(self.turns),
             stop=stop,
         )
 
@@ -121,15 +123,15 @@ class Attempt:
             score_s=self.score_s,
         )
 
-    def rollout(self, outcome: Outcome, messages: Sequence[Message], sequences: list[TokenSequence]) -> Rollout:
-        turns = self._in_order()
+    def rollout(self, outcome: Outcome, said: Said) -> Rollout:
+        turns = said.placed(self.turns)
         return Rollout(
             rollout_id=self.rollout_id,
             group_id=self.group_id,
             task_id=self.task.task_id,
             policy_version=self.policy_version,
-            messages=list(messages),
-            sequences=sequences,
+            messages=said.messages,
+            sequences=said.sequences,
             turns=turns,
             outcome=outcome,
             started_s=self.started_s,
@@ -138,10 +140,6 @@ class Attempt:
             score_s=self.score_s,
             attempt=self.number,
         )
-
-    def _in_order(self) -> list[Turn]:
-        """Turns that were sampled side by side end in any order."""
-        return sorted(self.turns, key=lambda turn: turn.index)
 
 
 async def outcome_of(work: Awaitable[Outcome]) -> Outcome:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from thundersync.core.types import Message, TokenSequence
 from thundersync.errors import ModelMissing, ThundersyncError
+from thundersync.rollout.said import Place, Said
 
 Tool = Mapping[str, Any]
 """A tool's declaration in the JSON schema form that chat templates take."""
@@ -192,11 +193,17 @@ class Dialogue:
         self._done: list[GrowingSequence] = []
         self._reply_text = ""
         self._end_sampled = 0
+        self._replies: list[Replied] = []
         self.forks = 0
 
     @property
     def messages(self) -> list[Message]:
         return list(self._messages)
+
+    @property
+    def replies(self) -> list[Replied]:
+        """What was sampled so far, in order."""
+        return list(self._replies)
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -220,7 +227,9 @@ class Dialogue:
         spoken, self._end_sampled = self._renderer.split_end(token_ids)
         # Eight ids are more than any character takes, so that the decoder sees what stands before the reply.
         self._reply_text = self._renderer.decode_after(self._open.token_ids[-8:], spoken)
+        start = len(self._open.token_ids)
         self._open.grow(token_ids, logprobs)
+        self._replies.append(Replied(self._open, start, len(self._messages)))
         self._messages.append(Message(role="assistant", content=self._reply_text))
         return self._reply_text
 
@@ -244,6 +253,25 @@ class Dialogue:
     def sequences(self) -> list[TokenSequence]:
         """Every sequence with a sampled token, cut behind the last one: nothing is learnt from what follows it."""
         return [growing.cut() for growing in (*self._done, self._open) if any(growing.sampled)]
+
+    def said(self) -> Said:
+        """The conversation so far."""
+        replies = self.replies  # first: what is said meanwhile is among the messages then
+        number = {id(growing): index for index, growing in enumerate((*self._done, self._open))}
+        places = {
+            (number[id(reply.growing)], reply.start): Place(message=reply.message, conversation=0) for reply in replies
+        }
+        return Said(messages=self.messages, sequences=self.sequences(), places=places)
+
+
+class Replied(NamedTuple):
+    """One reply of a conversation."""
+
+    growing: GrowingSequence
+    start: int
+    """Its first token."""
+    message: int
+    """Index among the conversation's messages."""
 
 
 class GrowingSequence:

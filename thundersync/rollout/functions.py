@@ -91,6 +91,11 @@ class FunctionAgent:
         self._on_turn = on_turn
         self._on_content = on_content
         self._told_of_forks = False
+        self._alive: dict[RolloutId, Attempt] = {}
+
+    def alive(self, rollout_id: RolloutId) -> Attempt | None:
+        """The attempt that runs under this name now, for whoever looks; it goes on meanwhile."""
+        return self._alive.get(rollout_id)
 
     async def run(
         self,
@@ -127,15 +132,17 @@ class FunctionAgent:
             on_turn=self._on_turn,
         )
         opening = [*self._prompt, Message(role="user", content=task.instruction)]
-        policy = Policy(sampler, self._renderer, sampling=self._sampling, opening=opening)
+        policy = live.speaker = Policy(sampler, self._renderer, sampling=self._sampling, opening=opening)
         sandbox = LazySandbox(lambda: self.worlds.open(task, rollout_id), rollout_id=rollout_id)
+        self._alive[rollout_id] = live
         try:
             outcome = await outcome_of(self._attempt(live, policy, sandbox, limit_s))
         finally:
+            self._alive.pop(rollout_id, None)
             policy.close()
             await sandbox.close()
         self._tell_forks(policy, rollout_id)
-        return live.rollout(outcome, await asyncio.to_thread(policy.messages), policy.sequences())
+        return live.rollout(outcome, await asyncio.to_thread(live.said))
 
     async def _attempt(self, live: Attempt, policy: Policy, sandbox: LazySandbox, limit_s: float) -> Outcome:
         told = ToldSandbox(
@@ -189,7 +196,7 @@ class FunctionAgent:
 
     async def _score(self, live: Attempt, policy: Policy, sandbox: Sandbox, stop: StopReason) -> Outcome:
         self._emit(ScoringStarted(at_s=time.time(), rollout_id=live.rollout_id))
-        rollout = live.unscored(stop, await asyncio.to_thread(policy.messages), policy.sequences())
+        rollout = live.unscored(stop, await asyncio.to_thread(live.said))
         started_s = self._clock()
         try:
             verdict = await self._judge.judge(sandbox, live.task, rollout)

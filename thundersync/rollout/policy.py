@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from thundersync.core.types import FinishReason, Message, TokenSequence
 from thundersync.generate.base import Generation, Sampling
-from thundersync.rollout.dialogue import Dialogue, GrowingSequence, Renderer
+from thundersync.rollout.dialogue import Dialogue, GrowingSequence, Renderer, Replied
+from thundersync.rollout.said import Place, Said
 from thundersync.rollout.sampler import Sampler
 
 MessageLike: TypeAlias = Message | Mapping[str, str]
@@ -134,7 +135,7 @@ class Policy:
             self._idle.remove(line)
             known = len(line.growing.token_ids)
             line.growing.grow(ids[known:], None)
-        line.told = list(told)
+        line.asked = list(told)
         try:
             return await self._reply(line, self._asked(max_tokens, stop))
         except BaseException:
@@ -161,11 +162,23 @@ class Policy:
 
     def sequences(self) -> list[TokenSequence]:
         """Every sequence with a sampled token, cut behind the last one."""
-        return [growing.cut() for growing in self._sequences]
+        return [growing.cut() for growing in list(self._sequences) if any(growing.sampled)]
 
-    def messages(self) -> list[Message]:
+    def said(self) -> Said:
         """Every conversation as it was, one after another; ids that are no conversation as decoded text."""
-        return [message for line in self._lines for message in line.messages(self._renderer)]
+        messages: list[Message] = []
+        found: list[tuple[GrowingSequence, int, Place]] = []
+        for line in list(self._lines):
+            begin = len(messages)
+            told, replies = line.read(self._renderer)
+            messages += told
+            for growing, start, message in replies:
+                place = Place(message=None if message is None else begin + message, conversation=begin)
+                found.append((growing, start, place))
+        # Now, not before: a sequence that comes meanwhile has its number before its reply is anywhere.
+        number = {id(growing): index for index, growing in enumerate(list(self._sequences))}
+        places = {(number[id(growing)], start): place for growing, start, place in found}
+        return Said(messages=messages, sequences=self.sequences(), places=places)
 
     def tell_fork(self, reason: str) -> None:
         """What is sampled next does not go on from what was: whoever gives token ids knows why."""
@@ -233,8 +246,9 @@ class _Conversation:
     def take(self, generation: Generation, renderer: Renderer) -> str:
         return self.dialogue.reply(generation.token_ids, generation.logprobs)
 
-    def messages(self, renderer: Renderer) -> list[Message]:
-        return self.dialogue.messages
+    def read(self, renderer: Renderer) -> tuple[list[Message], Sequence[_Read]]:
+        replies = self.dialogue.replies  # first: a reply that comes meanwhile may be among the messages only
+        return self.dialogue.messages, replies
 
 
 class _Ids:
@@ -242,9 +256,12 @@ class _Ids:
 
     def __init__(self, growing: GrowingSequence) -> None:
         self.growing = growing
-        self.told: list[Message] = []
-        """The conversation up to the last reply, where the ids are one."""
-        self._last = ""
+        self.asked: list[Message] = []
+        """The conversation that is sampled from now, where the ids are one."""
+        self._told: list[Message] = []
+        """It, and the last reply."""
+        self._replies: list[tuple[int, int]] = []
+        """First token of each reply, and its place in the conversation."""
 
     def begins(self, ids: Sequence[int]) -> bool:
         known = self.growing.token_ids
@@ -253,23 +270,36 @@ class _Ids:
     def take(self, generation: Generation, renderer: Renderer) -> str:
         spoken, _ = renderer.split_end(generation.token_ids)
         text = renderer.decode_after(self.growing.token_ids[-8:], spoken)
+        start = len(self.growing.token_ids)
         self.growing.grow(generation.token_ids, generation.logprobs)
-        self._last = text
+        self._told = [*self.asked, Message(role="assistant", content=text)] if self.asked else []
+        self._replies.append((start, len(self.asked)))
         return text
 
-    def messages(self, renderer: Renderer) -> list[Message]:
+    def read(self, renderer: Renderer) -> tuple[list[Message], Sequence[_Read]]:
         """What was told of them; else runs of given and of sampled tokens, as text."""
-        if self.told:
-            return [*self.told, Message(role="assistant", content=self._last)]
-        ids, sampled = self.growing.token_ids, self.growing.sampled
+        replies, told = list(self._replies), self._told
+        if told or not replies:
+            found = [
+                (self.growing, start, at if at < len(told) and told[at].role == "assistant" else None)
+                for start, at in replies
+            ]
+            return list(told or self.asked), found
+        ids, sampled = list(self.growing.token_ids), list(self.growing.sampled)
         messages: list[Message] = []
-        start = 0
-        for end in range(1, len(ids) + 1):
-            if end == len(ids) or sampled[end] != sampled[start]:
-                role: Literal["assistant", "user"] = "assistant" if sampled[start] else "user"
-                messages.append(Message(role=role, content=renderer.decode(ids[start:end])))
-                start = end
-        return messages
+        places: dict[int, int] = {}
+        begin = 0
+        for end in range(1, len(sampled) + 1):
+            if end == len(sampled) or sampled[end] != sampled[begin]:
+                role: Literal["assistant", "user"] = "assistant" if sampled[begin] else "user"
+                places |= dict.fromkeys((start for start, _ in replies if begin <= start < end), len(messages))
+                messages.append(Message(role=role, content=renderer.decode(ids[begin:end])))
+                begin = end
+        return messages, [(self.growing, start, places.get(start)) for start, _ in replies]
+
+
+_Read: TypeAlias = Replied | tuple[GrowingSequence, int, int | None]
+"""A reply's sequence, its first token there, and its index among the messages of its line, if it has one."""
 
 
 def _message(given: MessageLike) -> Message:

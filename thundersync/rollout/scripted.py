@@ -16,6 +16,7 @@ from thundersync.core.types import GroupId, Outcome, Rollout, RolloutId, Scored,
 from thundersync.generate.base import Generator
 from thundersync.monitor.events import AnyEvent, ScoringStarted
 from thundersync.rollout.attempt import Attempt, Broken, outcome_of
+from thundersync.rollout.said import Said
 from thundersync.rollout.worlds import Worlds
 from thundersync.score.reward import RewardChecker, Verdict
 from thundersync.score.solution import run_solution
@@ -61,7 +62,7 @@ class ScriptedAgent:
         )
         self._emit(live.started())
         outcome = await outcome_of(self._judged(live))
-        return live.rollout(outcome, [], [])
+        return live.rollout(outcome, Said())
 
     async def _judged(self, live: Attempt) -> Outcome:
         try:

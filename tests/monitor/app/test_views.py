@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 
@@ -160,6 +161,26 @@ def test_a_conversation_is_read_with_its_figures() -> None:
     assert "look here" in shown and "unlikely" in shown
     looks = {line.plain[each.start : each.end]: each.style for line in tokens for each in line.spans}
     assert len({looks["look"], looks[" here"], looks["unlikely"]}) == 3
+
+
+def test_a_turns_figures_stand_above_its_own_reply_and_no_other() -> None:
+    told = [("system", "s"), ("user", "u"), ("assistant", "an example"), ("user", "do"), ("assistant", "mine")]
+    fork = [("user", "u"), ("assistant", "put into its mouth"), ("user", "again"), ("assistant", "other")]
+    known = known_of(RUN)
+    known.cursor.rollout = ROLLOUT
+    for recorded in (True, False):
+        said = [msgspec.convert({"role": role, "content": text}, Message) for role, text in told + fork * recorded]
+        turns = [
+            Turn(index=0, sequence=0, start=2, end=4, finish_reason="stop", policy_version=1, exit_code=7,
+                 message=4 if recorded else None),
+            Turn(index=1, sequence=1, start=2, end=4, finish_reason="stop", policy_version=1, message=8, conversation=5),
+        ][: 1 + recorded]  # fmt: skip
+        known.transcripts[ROLLOUT] = transcript(messages=said, turns=turns)
+        lines = words(conversation, known, height=30).splitlines()
+        at = {each.content: next(i for i, line in enumerate(lines) if line.endswith(each.content)) for each in said}
+        assert [i + 1 for i, line in enumerate(lines) if "turn 1 " in line] == [at["mine"]]
+        assert [i + 1 for i, line in enumerate(lines) if "turn 2 " in line] == ([at["other"]] if recorded else [])
+        assert sum("told again" in line for line in lines) == recorded
 
 
 def test_a_conversation_that_goes_on_or_failed_says_so() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from thundersync.core.replies import turns_by_message
 from thundersync.core.types import Failed, Scored, Turn
 from thundersync.monitor.app.known import Known, Lines
 from thundersync.monitor.archive import Transcript
@@ -37,7 +38,10 @@ def conversation(known: Known, width: int, height: int, now_s: float) -> Lines:
         return [Text(f"reading rollout {name} ...", DIM)]
     found = known.transcripts[name]
     if found is None:
-        words = f"nothing can be read of rollout {name}: it has not begun, or its step's file is not there"
+        words = (
+            f"nothing can be read of rollout {name} now: it has not begun (again), it waits for its evaluation to end, "
+            "or the file it was written to is not there"
+        )
         return [Text(line, DIM) for line in textwrap.wrap(words, width)]
     head = _head(found, width)
     body = token_lines(found, width) if known.cursor.tokens and found.sequences else message_lines(found, width)
@@ -73,13 +77,15 @@ def _head(found: Transcript, width: int) -> Lines:
 
 
 def message_lines(found: Transcript, width: int) -> Lines:
-    """The messages as text; before each reply the turn's figures and a bar per stretch of its tokens."""
+    """The messages as text; before each sampled reply its turn's figures and a bar per stretch of its tokens."""
     lines: Lines = []
-    turns = iter(found.turns)
-    for message in found.messages:
+    turns = turns_by_message(found.messages, found.turns)
+    anew = {turn.conversation for turn in found.turns} - {0}
+    for index, message in enumerate(found.messages):
         style, word = _ROLES[message.role]
-        if message.role == "assistant" and (turn := next(turns, None)) is not None:
-            lines.append(_turn(found, turn, width))
+        if index in anew:
+            lines.append(padded(Text("═══ from here on: told again, and gone on with in another way ", YELLOW), width))
+        lines += [_turn(found, turn, width) for turn in turns.get(index, ())]
         first = True
         for paragraph in message.content.splitlines() or [""]:
             for piece in _wrapped(paragraph, width - GUTTER):

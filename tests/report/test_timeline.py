@@ -61,6 +61,26 @@ def test_one_rollout_is_told_phase_by_phase() -> None:
     assert sum(spent) == pytest.approx(timeline.seconds)
 
 
+def test_replies_that_are_sampled_side_by_side_count_each_and_end_with_the_last() -> None:
+    name = "000000-00-00"
+    started = [e.TurnStarted(at_s=101.0, rollout_id=name, turn=turn) for turn in (0, 1)]
+    ended = [
+        e.TurnGenerated(
+            at_s=at, rollout_id=name, turn=turn, sampled_tokens=5, prompt_tokens=7, cached_tokens=0, generate_s=1.0,
+            finish_reason="stop",
+        )
+        for turn, at in ((0, 102.0), (1, 106.0))
+    ]  # fmt: skip
+    timeline = step_timeline([opened(), *started, *ended, e.ScoringStarted(at_s=107.0, rollout_id=name)])
+    assert timeline is not None
+    (lane,) = timeline.lanes
+    assert [(span.kind, span.start_s, span.end_s) for span in lane.spans] == [
+        ("generate", 1.0, 2.0), ("generate", 2.0, 6.0),
+    ]  # fmt: skip
+    assert [span.note[:6] for span in lane.spans] == ["turn 1", "turn 2"]
+    assert running(timeline.engines[0]) == [(1.0, 2), (2.0, 1), (6.0, 0)]
+
+
 def test_what_was_going_on_when_a_run_was_killed_ends_with_the_last_thing_heard() -> None:
     timeline = step_timeline(
         [

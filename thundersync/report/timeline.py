@@ -59,6 +59,8 @@ class Lane:
     backward: list[Span] = field(default_factory=list)
     """May overlap `spans`: gradients that are held begin while the checker runs, a turn's while the next is sampled."""
     teacher: list[Span] = field(default_factory=list)
+    replies: list[Span] = field(default_factory=list)
+    """Each turn's generation by itself: those that are sampled side by side overlap."""
     engine: int = 0
     attempts: int = 0
     reward: float | None = None
@@ -104,7 +106,7 @@ class StepTimeline:
         """By engine: the turns it generated."""
         found: dict[int, list[Span]] = {}
         for lane in self.lanes:
-            found.setdefault(lane.engine, []).extend(span for span in lane.spans if span.kind == "generate")
+            found.setdefault(lane.engine, []).extend(lane.replies)
         return dict(sorted(found.items()))
 
 
@@ -206,6 +208,8 @@ class _Reader:
         )
         self._open: dict[str, tuple[Kind, float, str]] = {}
         """What each rollout is at: kind, since when, note."""
+        self._turns: dict[str, dict[int, float]] = {}
+        """The turns that each rollout has open, and since when: a program may ask for several replies at once."""
         self._passes: dict[tuple[int, int], tuple[float, PassStarted]] = {}
 
     def take(self, event: AnyEvent) -> None:
@@ -231,6 +235,7 @@ class _Reader:
     def finish(self) -> StepTimeline:
         timeline = self._timeline
         for lane in timeline.lanes:
+            self._end_turns(lane, self._last_s)
             self._turn_to(lane, None, self._last_s)
         for began, started in self._passes.values():
             self._worked(started, began, self._last_s)
@@ -240,6 +245,9 @@ class _Reader:
         return timeline
 
     def _rollout(self, lane: Lane, event: AnyEvent, at: float) -> None:
+        turns = self._turns.setdefault(lane.rollout_id, {})
+        if isinstance(event, RolloutStarted | ScoringStarted | RolloutScored | RolloutFailed | RolloutSkipped):
+            self._end_turns(lane, at)  # what a limit or an error cut off
         match event:
             case RolloutSeated(engine=engine):
                 lane.engine = engine
@@ -247,15 +255,24 @@ class _Reader:
                 lane.attempts += 1
                 self._turn_to(lane, "prepare", at)
             case TurnStarted(turn=turn):
-                self._turn_to(lane, "generate", at, f"turn {turn + 1}")
+                if not turns:
+                    self._turn_to(lane, "generate", at, f"turn {turn + 1}")
+                turns[turn] = at
             case TurnGenerated(turn=turn):
                 lane.turns = max(lane.turns, turn + 1)
                 note = f"turn {turn + 1}: {event.sampled_tokens} tokens sampled after {event.prompt_tokens}"
-                self._turn_to(lane, None, at, note=note)
+                if turn in turns:
+                    lane.replies.append(Span("generate", turns.pop(turn), at, note))
+                if (
+                    self._open.get(lane.rollout_id, ("generate",))[0] == "generate"
+                ):  # not while a command runs beside it
+                    left = min(turns, default=None)
+                    self._turn_to(lane, None if left is None else "generate", at, _turn_note(left), note=note)
             case ToolStarted(command=command):
                 self._turn_to(lane, "tool", at, command.strip().partition("\n")[0][:80])
             case ToolFinished():
-                self._turn_to(lane, None, at)
+                left = min(turns, default=None)
+                self._turn_to(lane, None if left is None else "generate", at, _turn_note(left))
             case TurnScored(held=False):
                 note = f"turn {event.turn + 1}: {event.tokens} tokens"
                 lane.teacher.append(Span("teacher", max(0.0, at - event.score_s), at, note))
@@ -282,6 +299,10 @@ class _Reader:
             lane.spans.append(Span(before[0], before[1], at, note or before[2]))
         if kind is not None:
             self._open[lane.rollout_id] = (kind, at, then)
+
+    def _end_turns(self, lane: Lane, at: float) -> None:
+        for turn, since in self._turns.pop(lane.rollout_id, {}).items():
+            lane.replies.append(Span("generate", since, at, _turn_note(turn)))
 
     def _pass(self, event: PassStarted, at: float) -> None:
         self._passes[event.worker, event.pass_id] = (at, event)
@@ -310,3 +331,7 @@ class _Reader:
         last = max((work.end_s for passes in timeline.workers.values() for work in passes), default=0.0)
         if commit_s > 0.0:
             timeline.commit = (max(last, until - commit_s), until)
+
+
+def _turn_note(turn: int | None) -> str:
+    return "" if turn is None else f"turn {turn + 1}"

@@ -234,7 +234,8 @@ def report(
         Path | None, typer.Option(help="Instead of a page: a trace for Perfetto, of one run.", metavar="FILE")
     ] = None,
     step: Annotated[
-        list[int] | None, typer.Option(help="A step to trace, or to show whatever else is left out; may be repeated.")
+        list[int] | None,
+        typer.Option(min=1, help="A step to trace, or to show whatever else is left out, from 1; may be repeated."),
     ] = None,
 ) -> None:
     """Write a run, or several side by side, as one HTML page; or a step as a trace."""

@@ -84,7 +84,7 @@ def test_a_folder_without_a_run_is_refused_with_what_to_do(tmp_path: Path) -> No
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(record: RunRecord) -> None:
-    with pytest.raises(NoRun, match="steps 0 to 5"):
+    with pytest.raises(NoRun, match="steps 1 to 6"):
         next(step_events(record, 99))
 
 

@@ -62,8 +62,10 @@ def test_one_step_can_be_traced_alone(made: Path, tmp_path: Path) -> None:
     assert "ui.perfetto.dev" in said
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert [event["name"] for event in events if event.get("cat") == "step"] == ["step 2"]
+    rollouts = {event["args"]["rollout"] for event in events if "rollout" in event.get("args", {})}
+    assert {name[:6] for name in rollouts} == {"000001"}  # as in its files, which count from 0
     with pytest.raises(NoRun, match="no step 7"):
-        write_run_trace(made, tmp_path / "t.json", steps=[7])
+        report_or_trace([made], out=None, trace=tmp_path / "t.json", steps=[7])
 
 
 def test_a_killed_steps_trace_is_valid_too() -> None:

@@ -42,7 +42,7 @@ def draw(steps: Sequence[StepTrace], outlook: Outlook) -> str:
         lines, used = _panel(trace, forecast, scale, height)
         body += lines
         height += used + 26
-    title = f"Step {trace.step} of {outlook.run}: streaming is {lazy.step_s / stream.step_s:.2f} x as fast as lazy"
+    title = f"Step {trace.step + 1} of {outlook.run}: streaming is {lazy.step_s / stream.step_s:.2f} x as fast as lazy"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 32:.0f}" role="img">',

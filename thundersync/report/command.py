@@ -21,7 +21,11 @@ NAME = "report.html"
 
 
 def report_or_trace(folders: Sequence[Path], *, out: Path | None, trace: Path | None, steps: Sequence[int]) -> str:
-    """The command; returns a sentence that says where the file is. Raises: NoRun, ConfigError."""
+    """The command, with `steps` as people count them, from 1; returns a sentence that says where the file is.
+
+    Raises: NoRun, ConfigError.
+    """
+    steps = [step - 1 for step in steps]
     if trace is None:
         path = write_report(folders, out, steps=steps)
         return f"{path}: {path.stat().st_size / 2**20:.1f} MiB; open it in any browser"

@@ -54,6 +54,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """Why it is shown: `best`, `worst`, `failed`."""
     step: int
+    """From 0, as in the name of its file."""
     verdict: str
     """`reward 0.75, submitted`, or why its world failed."""
     instruction: str

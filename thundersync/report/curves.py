@@ -42,7 +42,7 @@ def learning_curves(records: Sequence[RunRecord]) -> list[Chart]:
             ]
         )
     (record,) = records
-    training = Series(name="training", points=record.series("reward_mean"), tone=1)
+    training = Series(name="training", points=_by_step(record, "reward_mean"), tone=1)
     held_out = Series(name="held-out", points=_evals(record), tone=0, dots=True)
     note = "mean of a step, and of an evaluation" if held_out.points else "mean of a step"
     reward = Chart(title="Reward", series=[training, held_out], wide=True, note=note)
@@ -64,8 +64,8 @@ def time_curves(records: Sequence[RunRecord]) -> list[Chart]:
         trainer = Chart(title="Trainer busy", series=_lines(records, "trainer_busy"), unit="%")
         return _kept([steps, engines, trainer])
     lines = [
-        Series(name="engines", points=records[0].series("engine_busy"), tone=0),
-        Series(name="trainer", points=records[0].series("trainer_busy"), tone=3),
+        Series(name="engines", points=_by_step(records[0], "engine_busy"), tone=0),
+        Series(name="trainer", points=_by_step(records[0], "trainer_busy"), tone=3),
     ]
     busy = Chart(title="Busy", series=lines, unit="%", note="share of a step")
     wait = Chart(
@@ -84,7 +84,12 @@ def health_curves(records: Sequence[RunRecord]) -> list[Chart]:
 
 
 def _lines(records: Sequence[RunRecord], metric: str) -> list[Series]:
-    return [_line(record, index, record.series(metric)) for index, record in enumerate(records)]
+    return [_line(record, index, _by_step(record, metric)) for index, record in enumerate(records)]
+
+
+def _by_step(record: RunRecord, metric: str) -> list[tuple[float, float]]:
+    """Steps as people count them, from 1: an evaluation after two of them stands at the second."""
+    return [(step + 1, value) for step, value in record.series(metric)]
 
 
 def _line(record: RunRecord, tone: int, points: list[tuple[float, float]], *, dots: bool = False) -> Series:

@@ -175,8 +175,8 @@ def step_events(record: RunRecord, step: int) -> Iterator[AnyEvent]:
     """Every event between a step's opening and its commit, in order. Raises: NoRun for a step the run does not have."""
     found = record.steps.get(step)
     if found is None:
-        known = f"steps {min(record.steps)} to {max(record.steps)}" if record.steps else "no step at all"
-        raise NoRun(f"{record.folder} has no step {step}", remedy=f"It has {known}.")
+        known = f"steps {min(record.steps) + 1} to {max(record.steps) + 1}" if record.steps else "no step at all"
+        raise NoRun(f"{record.folder} has no step {step + 1}", remedy=f"It has {known}.")
     with (record.folder / "events.jsonl").open("rb") as file:
         file.seek(found.begin)
         left = found.end - found.begin

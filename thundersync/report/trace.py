@@ -73,7 +73,7 @@ def trace_events(timeline: StepTimeline, names: _Names | None = None) -> Iterato
 def _step(timeline: StepTimeline, names: _Names, at_us: int) -> Iterator[TraceEvent]:
     yield from names.process(STEPS, "steps")
     yield from names.thread(STEPS, 0, "steps")
-    name = f"step {timeline.step}" if timeline.committed else f"step {timeline.step}, never committed"
+    name = f"step {timeline.step + 1}{'' if timeline.committed else ', never committed'}"  # as people count
     arguments = {"policy_version": timeline.policy_version, "rollouts": len(timeline.lanes)}
     yield _slice(STEPS, 0, name, at_us, _us(timeline.seconds), "step", arguments)
     yield from names.thread(STEPS, 1, "commit and publish")

@@ -307,7 +307,7 @@ function timeline() {
 
   function listSteps() {
     const select = $("tl-step"), steps = data.filter((each) => each.dataset.run === run()).map((each) => each.dataset.step);
-    select.replaceChildren(...steps.map((each) => new Option(each, each)));
+    select.replaceChildren(...steps.map((each) => new Option(Number(each) + 1, each)));
     select.value = steps[steps.length - 1];
     choose();
   }

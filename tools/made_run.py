@@ -210,7 +210,7 @@ class _Step:
         attempt = 1
         world.emit(e.RolloutStarted(at_s=world.now_s, rollout_id=name, group_id=group, task_id=trace.task_id))
         world.emit(e.RolloutSeated(at_s=world.now_s, rollout_id=name, engine=self._seat(group)))
-        yield dice.uniform(0.6, 2.5)
+        yield (start_s := dice.uniform(0.6, 2.5))
         if dice.random() < 0.03:
             attempt += 1
             text = "the container was killed: out of memory"
@@ -225,7 +225,8 @@ class _Step:
                     at_s=world.now_s, rollout_id=name, group_id=group, task_id=trace.task_id, attempt=attempt
                 )
             )
-            yield dice.uniform(0.6, 2.5)
+            yield (start_s := dice.uniform(0.6, 2.5))
+        world.emit(e.SandboxStarted(at_s=world.now_s, rollout_id=name, start_s=start_s))
         turns = min(18, 2 + int(dice.lognormvariate(1.35, 0.55)))
         slow = dice.lognormvariate(0.0, 0.45)
         for turn in range(turns):

@@ -6,7 +6,7 @@ import time
 from tests.fakes import FakeGenerator, turns
 from thundersync.generate.base import EngineStats
 from thundersync.monitor import events as e
-from thundersync.monitor.gauges import GaugeReader, _engine
+from thundersync.monitor.gauges import GaugeReader, Sample, _engine
 from thundersync.monitor.lag import Lag, LoopProbe
 
 
@@ -16,11 +16,27 @@ def test_an_engines_figures_are_what_changed_between_two_samples() -> None:
         running=3, busy_s=14.0, prompt_tokens=3000, cached_tokens=2000, sampled_tokens=300, asked_tokens=512,
         kv_tokens=2048,
     )  # fmt: skip
-    assert _engine(first, last, 5.0) == e.EngineGauge(
+    assert _engine(first, first, last, 5.0, 5.0) == e.EngineGauge(
         running=3, busy=0.8, tokens_per_s=40.0, prompt_tokens_per_s=400.0, cached_share=0.75, kv_asked=0.25
     )
-    idle = _engine(first, first, 5.0)
+    idle = _engine(first, first, first, 5.0, 5.0)
     assert idle.cached_share == idle.kv_asked == idle.busy == 0.0
+
+
+def test_long_replies_are_told_by_the_minute_and_not_as_nothing_and_a_burst() -> None:
+    def sample(second: float) -> EngineStats:
+        """A reply of 3000 tokens each 30 seconds."""
+        return EngineStats(
+            running=1, busy_s=second, prompt_tokens=0, cached_tokens=0, sampled_tokens=3000 * int(second // 30)
+        )
+
+    reader = GaugeReader(generators=[], workers=[], queue=lambda: (0, 0), tools_running=lambda: 0, emit=print)
+    rates = []
+    for half in range(400):
+        reader._samples.append(Sample(half / 2, [sample(half / 2)], 0.0))
+        rates.append(reader._gauges(0.0).engines[0])
+    assert all(50.0 <= each.tokens_per_s <= 160.0 for each in rates[130:])
+    assert all(each.busy == 1.0 for each in rates[1:])
 
 
 async def test_a_reader_tells_of_every_engine() -> None:

@@ -198,6 +198,29 @@ def test_a_lane_tells_what_a_rollout_did_without_gaps() -> None:
     assert 0 < step.sooner_s() <= total_s
 
 
+def test_replies_that_are_sampled_side_by_side_are_generated_until_the_last_has_ended() -> None:
+    name = "000000-00-00"
+    known = timelines_of([
+        e.StepOpened(at_s=0.0, step=0, policy_version=0, group_ids=[name[:-3]], task_ids=["t"], group_size=1),
+        e.RolloutStarted(at_s=0.0, rollout_id=name, group_id=name[:-3], task_id="t"),
+        *(e.TurnStarted(at_s=1.0, rollout_id=name, turn=turn) for turn in (0, 1)),
+        _generated(name, 0, 2.0),
+        e.ToolStarted(at_s=3.0, rollout_id=name, turn=0, command="ls"),
+        _generated(name, 1, 6.0),
+        e.ToolFinished(at_s=8.0, rollout_id=name, turn=0, exit_code=0, tool_s=5.0),
+    ])  # fmt: skip
+    spans = known.steps[0].lanes[name].spans()
+    at = {moment: next(s.doing for s in spans if s.start_s <= moment < s.end_s) for moment in (0.5, 2.5, 5.0, 7.0, 9.0)}
+    assert list(at.values()) == [Doing.START, Doing.GENERATE, Doing.GENERATE, Doing.TOOL, Doing.WAIT]
+
+
+def _generated(name: str, turn: int, at_s: float) -> e.TurnGenerated:
+    return e.TurnGenerated(
+        at_s=at_s, rollout_id=name, turn=turn, sampled_tokens=5, prompt_tokens=7, cached_tokens=0, generate_s=1.0,
+        finish_reason="stop",
+    )  # fmt: skip
+
+
 def test_who_comes_late_and_reads_the_past_knows_the_same() -> None:
     dice = random.Random(1)
     for _ in range(8):

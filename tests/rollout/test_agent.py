@@ -78,6 +78,7 @@ async def test_a_rollout_ends_with_its_submission_and_is_scored() -> None:
     assert len(rollout.sequences) == 1
     assert feed.kinds == [
         "rollout_started",
+        "sandbox_started",
         *["turn_started", "turn_generated", "tool_started", "tool_finished"] * 2,
         "scoring_started",
         "rollout_scored",

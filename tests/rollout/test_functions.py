@@ -90,6 +90,7 @@ async def test_a_conversation_is_one_sequence_that_only_grows() -> None:
         "rollout_started",
         *["turn_started", "turn_generated"] * 3,
         "scoring_started",
+        "sandbox_started",  # for the checker: the function needed none
         "rollout_scored",
     ]
 

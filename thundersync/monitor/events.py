@@ -89,6 +89,14 @@ class TurnGenerated(Event, frozen=True, kw_only=True, tag="turn_generated"):
     finish_reason: str
 
 
+class SandboxStarted(Event, frozen=True, kw_only=True, tag="sandbox_started"):
+    """A rollout's sandbox is there and prepared. Agents that use none have none."""
+
+    rollout_id: str
+    start_s: float
+    """From when it was asked for."""
+
+
 class HistoryForked(Event, frozen=True, kw_only=True, tag="history_forked"):
     """What the model is shown next does not extend what it said before: the rollout goes on in a further sequence."""
 
@@ -229,13 +237,13 @@ class EvalFinished(Event, frozen=True, kw_only=True, tag="eval_finished"):
 
 
 class EngineGauge(Struct, frozen=True, kw_only=True):
-    """One engine; rates and shares over the last few seconds."""
+    """One engine; how busy it was over the last few seconds, its tokens over the last minute."""
 
     running: int
     """Requests in flight."""
     busy: float
     tokens_per_s: float
-    """Sampled."""
+    """Sampled, of replies that have ended."""
     prompt_tokens_per_s: float
     cached_share: float
     """Of the prompt tokens: those found in the prefix cache. 0 while no prompt came."""
@@ -297,6 +305,7 @@ AnyEvent: TypeAlias = (
     | StepOpened
     | RolloutStarted
     | RolloutSeated
+    | SandboxStarted
     | HistoryForked
     | TurnStarted
     | TurnGenerated

@@ -17,6 +17,9 @@ from thundersync.monitor.lag import Lag, LoopProbe
 PERIOD_S = 0.5
 WINDOW = 10
 """Samples a share is taken over: 5 seconds."""
+TOKENS_WINDOW = 120
+"""Samples a rate of tokens is taken over: a minute. They are counted when their reply ends, so that a window shorter
+than replies are would tell nothing for long, and then a burst that no engine samples at."""
 LAG_ALARM_S = 1.0
 
 
@@ -46,7 +49,7 @@ class GaugeReader:
         self._queue = queue
         self._tools_running = tools_running
         self._emit = emit
-        self._samples: deque[Sample] = deque(maxlen=WINDOW)
+        self._samples: deque[Sample] = deque(maxlen=TOKENS_WINDOW)
         self._probe = LoopProbe()
 
     async def run(self) -> None:
@@ -69,10 +72,14 @@ class GaugeReader:
         return self._probe.take_max_s()
 
     def _gauges(self, own_s: float, lag: Lag) -> Gauges:
-        first, last = self._samples[0], self._samples[-1]
+        first, last = self._samples[max(0, len(self._samples) - WINDOW)], self._samples[-1]
+        earliest = self._samples[0]
+        tokens_s = max(last.at_s - earliest.at_s, 1e-9)
         span_s = max(last.at_s - first.at_s, 1e-9)
         pieces, parts = self._queue()
-        engines = [_engine(*each, span_s) for each in zip(first.engines, last.engines, strict=True)]
+        engines = [
+            _engine(*each, span_s, tokens_s) for each in zip(earliest.engines, first.engines, last.engines, strict=True)
+        ]
         return Gauges(
             at_s=time.time(),
             engine_busy=min(1.0, sum(each.busy for each in engines) / max(1, len(engines))),
@@ -99,14 +106,16 @@ class GaugeReader:
         )
 
 
-def _engine(first: EngineStats, last: EngineStats, span_s: float) -> EngineGauge:
-    """What one engine did between two samples."""
-    prompt_tokens = last.prompt_tokens - first.prompt_tokens
+def _engine(
+    earliest: EngineStats, first: EngineStats, last: EngineStats, span_s: float, tokens_s: float
+) -> EngineGauge:
+    """What one engine did: how busy it was since `first`, what tokens its replies had since `earliest`."""
+    prompt_tokens = last.prompt_tokens - earliest.prompt_tokens
     return EngineGauge(
         running=last.running,
         busy=min(1.0, (last.busy_s - first.busy_s) / span_s),
-        tokens_per_s=(last.sampled_tokens - first.sampled_tokens) / span_s,
-        prompt_tokens_per_s=prompt_tokens / span_s,
-        cached_share=(last.cached_tokens - first.cached_tokens) / prompt_tokens if prompt_tokens else 0.0,
+        tokens_per_s=(last.sampled_tokens - earliest.sampled_tokens) / tokens_s,
+        prompt_tokens_per_s=prompt_tokens / tokens_s,
+        cached_share=(last.cached_tokens - earliest.cached_tokens) / prompt_tokens if prompt_tokens else 0.0,
         kv_asked=last.asked_tokens / last.kv_tokens if last.kv_tokens else 0.0,
     )

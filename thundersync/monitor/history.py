@@ -19,6 +19,7 @@ from thundersync.monitor.events import (
     RolloutSeated,
     RolloutSkipped,
     RolloutStarted,
+    SandboxStarted,
     ScoringStarted,
     StepCommitted,
     StepOpened,
@@ -34,7 +35,7 @@ from thundersync.monitor.events import (
 _IN_STEP = (
     StepOpened | RolloutStarted | TurnStarted | TurnGenerated | ToolStarted | ToolFinished | TurnScored | ScoringStarted
     | RolloutScored | RolloutFailed | RolloutSeated | PassStarted | PassDone | RolloutSkipped | GroupClosed
-    | HistoryForked
+    | HistoryForked | SandboxStarted
 )  # fmt: skip
 """Kinds that say nothing any more once the next step opens."""
 

@@ -27,6 +27,7 @@ from thundersync.monitor.events import (
     RolloutStarted,
     RunFinished,
     RunStarted,
+    SandboxStarted,
     ScoringStarted,
     StepCommitted,
     StepOpened,
@@ -82,8 +83,9 @@ class Lane:
 
     rollout_id: RolloutId
     group_id: GroupId
-    marks: list[tuple[float, int, Doing]] = field(default_factory=list)
-    """(moment, order among equal moments, what begins there), sorted."""
+    marks: list[tuple[float, int, Doing, int]] = field(default_factory=list)
+    """(moment, order among equal moments, what begins there, its turn or -1), sorted. `GENERATE` and a `WAIT` with a
+    turn are the two ends of a reply, of which several may be sampled at once; a `WAIT` without ends a command."""
     reward: float | None = None
     turns: int = 0
     sampled_tokens: int = 0
@@ -92,22 +94,55 @@ class Lane:
     stop: str = ""
     command: str = ""
     """The latest."""
+    sandboxes: dict[float, float] = field(default_factory=dict)
+    """When its sandboxes had started, and the seconds that took; attempts and stages have their own."""
     failures: dict[float, str] = field(default_factory=dict)
     """When an attempt failed, and how."""
 
-    def mark(self, at_s: float, doing: Doing) -> None:
-        entry = (at_s, _ORDER[doing], doing)
+    def has_sandbox(self, at_s: float) -> bool:
+        """One was started, and neither a verdict nor a failure has come since: it is closed then."""
+        begun_s = max((each for each in self.sandboxes if each <= at_s), default=None)
+        return begun_s is not None and not any(
+            begun_s <= marked_s <= at_s and (doing in _WITHOUT or turn == _EVERYTHING)
+            for marked_s, _, doing, turn in self.marks
+        )
+
+    def mark(self, at_s: float, doing: Doing, turn: int = -1) -> None:
+        entry = (at_s, _ORDER[doing], doing, turn)
         place = bisect.bisect_left(self.marks, entry)
         if self.marks[place : place + 1] != [entry]:
             self.marks.insert(place, entry)
 
     def spans(self) -> list[Span]:
         """What it did, without gaps from its first mark on; the last one lasts."""
-        ends = [at_s for at_s, _, _ in self.marks[1:]] + [math.inf]
-        spans = [Span(at_s, end_s, doing) for (at_s, _, doing), end_s in zip(self.marks, ends, strict=False)]
+        spans: list[Span] = []
+        turns: set[int] = set()
+        tool = False
+        for (at_s, _, doing, turn), end_s in zip(
+            self.marks, [at_s for at_s, *_ in self.marks[1:]] + [math.inf], strict=False
+        ):
+            match doing:
+                case Doing.GENERATE:
+                    turns.add(turn)
+                case Doing.TOOL:
+                    tool = True
+                case Doing.WAIT if turn >= 0:
+                    turns.discard(turn)
+                case Doing.WAIT if turn == _EVERYTHING:
+                    turns, tool = set(), False
+                case Doing.WAIT:
+                    tool = False
+                case _:
+                    turns, tool = set(), False
+            if doing in (Doing.WAIT, Doing.TOOL):
+                doing = Doing.GENERATE if turns else Doing.TOOL if tool else Doing.WAIT
+            spans.append(Span(at_s, end_s, doing))
         return [span for span in spans if span.end_s > span.start_s]
 
 
+_WITHOUT = (Doing.QUEUE, Doing.DONE, Doing.FLAT, Doing.FAIL)
+_EVERYTHING = -2
+"""In the place of a turn: a failed attempt leaves nothing open."""
 _ORDER = {doing: number for number, doing in enumerate(Doing)}
 
 
@@ -153,7 +188,7 @@ class StepTimeline:
 
         A trainer that waits for the whole batch would have begun them only then.
         """
-        landed = [at_s for lane in self.lanes.values() for at_s, _, doing in lane.marks if doing is Doing.QUEUE]
+        landed = [at_s for lane in self.lanes.values() for at_s, _, doing, _ in lane.marks if doing is Doing.QUEUE]
         last_s = max(landed, default=0.0)
         passes = [each for worker in self.passes.values() for each in worker.values()]
         return sum(max(0.0, min(each.end_s, last_s) - each.start_s) for each in passes)
@@ -216,7 +251,7 @@ class Timelines:
         for group in event.group_ids:
             for index in range(event.group_size):
                 name = rollout_id(group, index)
-                step.lanes[name] = Lane(name, group, [(event.at_s, _ORDER[Doing.WAIT], Doing.WAIT)])
+                step.lanes[name] = Lane(name, group, [(event.at_s, _ORDER[Doing.WAIT], Doing.WAIT, -1)])
         self.open = step
         self._keep_step(step)
 
@@ -253,11 +288,13 @@ def _live(lane: Lane, event: Event) -> None:
             lane.mark(event.at_s, Doing.START)
         case RolloutSeated():
             lane.engine = event.engine
+        case SandboxStarted():
+            lane.sandboxes[event.at_s] = event.start_s
         case TurnStarted(turn=turn):
             lane.turns = max(lane.turns, turn + 1)
-            lane.mark(event.at_s, Doing.GENERATE)
-        case TurnGenerated():
-            lane.mark(event.at_s, Doing.WAIT)
+            lane.mark(event.at_s, Doing.GENERATE, turn)
+        case TurnGenerated(turn=turn):
+            lane.mark(event.at_s, Doing.WAIT, turn)
         case ToolStarted():
             lane.command = event.command
             lane.mark(event.at_s, Doing.TOOL)
@@ -271,7 +308,7 @@ def _live(lane: Lane, event: Event) -> None:
             lane.mark(event.at_s, Doing.QUEUE)
         case RolloutFailed():
             lane.failures[event.at_s] = f"{event.failure}: {event.detail}"
-            lane.mark(event.at_s, Doing.WAIT if event.will_retry else Doing.FAIL)
+            lane.mark(event.at_s, Doing.WAIT if event.will_retry else Doing.FAIL, _EVERYTHING)
         case RolloutSkipped():
             lane.mark(event.at_s, Doing.FLAT)
 
@@ -288,5 +325,5 @@ def _pass(step: StepTimeline, event: PassStarted | PassDone) -> None:
     for name in event.rollout_ids:
         lane = step.lanes.get(name)
         # A turn's pass, or one while the checker runs, is over before the rollout is.
-        if lane is not None and any(doing is Doing.QUEUE and at_s <= event.at_s for at_s, _, doing in lane.marks):
+        if lane is not None and any(doing is Doing.QUEUE and at_s <= event.at_s for at_s, _, doing, _ in lane.marks):
             lane.mark(event.at_s, Doing.DONE)

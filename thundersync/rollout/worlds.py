@@ -18,7 +18,7 @@ from sandboxes.base import Runtime, Sandbox, SandboxSpec
 from sandboxes.errors import SandboxError
 from sandboxes.shield import finish
 from thundersync.core.types import RolloutId, Task, TaskId
-from thundersync.monitor.events import AnyEvent, Warned
+from thundersync.monitor.events import AnyEvent, SandboxStarted, Warned
 from thundersync.rollout.attempt import Clock, in_time
 from thundersync.score.reward import RewardChecker
 
@@ -93,8 +93,11 @@ class Worlds:
 
         Raises: SandboxError, CheckFailed (it could not be prepared), Broken (it did not answer in time).
         """
+        began_s = self._clock()
         sandbox = await self._start(task, self.spec(task, rollout_id))
         try:
+            start_s = self._clock() - began_s
+            self._emit(SandboxStarted(at_s=time.time(), rollout_id=rollout_id, start_s=start_s))
             yield sandbox
         finally:
             await self._close(sandbox, rollout_id)

@@ -173,7 +173,8 @@ def test_a_turns_figures_stand_above_its_own_reply_and_no_other() -> None:
         turns = [
             Turn(index=0, sequence=0, start=2, end=4, finish_reason="stop", policy_version=1, exit_code=7,
                  message=4 if recorded else None),
-            Turn(index=1, sequence=1, start=2, end=4, finish_reason="stop", policy_version=1, message=8, conversation=5),
+            Turn(index=1, sequence=1, start=2, end=4, finish_reason="stop", policy_version=1, message=8,
+                 conversation=5),
         ][: 1 + recorded]  # fmt: skip
         known.transcripts[ROLLOUT] = transcript(messages=said, turns=turns)
         lines = words(conversation, known, height=30).splitlines()
@@ -204,7 +205,7 @@ def test_surprise_is_high_where_a_token_was_unlikely() -> None:
 
 def test_engines_show_speed_cache_and_prefix_hits() -> None:
     said = words(engines, LIVE)
-    for fact in ("tok/s", "prefix hits", "KV asked", "sampled tokens per second", "policy v2", "trainer   passes"):
+    for fact in ("tok/s", "prefix hits", "KV asked", "tokens per second", "policy v2", "trainer   passes"):
         assert fact in said
     old = Known()
     old.apply(
@@ -229,6 +230,40 @@ def test_sandboxes_show_what_runs_and_how_long_it_takes() -> None:
     said = words(boxes, LIVE)
     for fact in ("docker sandboxes", "with a command", "median", "command", "checker", "longest running commands"):
         assert fact in said
+
+
+def test_sandboxes_are_counted_where_one_has_started_and_nowhere_else() -> None:
+    name = "000000-00-00"
+    known = known_of([
+        msgspec.structs.replace(RUN[0], runtime="docker"),
+        e.StepOpened(at_s=0.0, step=0, policy_version=0, group_ids=[name[:-3]], task_ids=["t"], group_size=1),
+        e.RolloutStarted(at_s=0.0, rollout_id=name, group_id=name[:-3], task_id="t"),
+        e.TurnStarted(at_s=1.0, rollout_id=name, turn=0),
+    ])  # fmt: skip
+    known.view.at_s = 2.0
+    assert words(boxes, known).startswith("0 docker sandboxes")
+    known.apply(e.SandboxStarted(at_s=2.0, rollout_id=name, start_s=0.25))
+    said = words(boxes, known)
+    assert said.startswith("1 docker sandboxes") and "250 ms" in said
+    known.apply(e.RolloutFailed(at_s=3.0, rollout_id=name, group_id="", failure="engine", detail="", will_retry=True))
+    assert words(boxes, known).startswith("0 docker sandboxes")
+    known.apply(msgspec.structs.replace(RUN[0], runtime="none", name="other"))
+    known.apply(e.StepOpened(at_s=4.0, step=0, policy_version=0, group_ids=["g"], task_ids=["t"], group_size=1))
+    assert "this run has no sandboxes" in words(boxes, known)
+
+
+def test_an_engine_without_a_figure_has_a_dash() -> None:
+    gauge = e.EngineGauge(
+        running=1, busy=1.0, tokens_per_s=0.0, prompt_tokens_per_s=0.0, cached_share=0.0, kv_asked=0.5
+    )
+    known = Known()
+    known.apply(
+        e.Gauges(
+            at_s=1.0, engine_busy=1.0, trainer_busy=0.0, generate_running=1, tools_running=0, queue_pieces=0,
+            open_slots=0, loop_lag_ms=0.1, tokens_per_s=0.0, engines=[gauge],
+        )
+    )  # fmt: skip
+    assert words(engines, known).splitlines()[1].split()[-5:] == ["1", "–", "0", "–", "50%"]
 
 
 def test_warnings_and_failures_are_told_in_order() -> None:

@@ -1,6 +1,7 @@
 """Sandboxes: how many live, what runs in them, how long they take. A view of the app, pure.
 
-Everything is read off the rollouts' lanes of time, so a viewer that came late knows the same.
+Everything is read off the rollouts' lanes of time, so a viewer that came late knows the same; sandboxes are counted
+where one was told to have started, which a rollout's beginning does not say.
 """
 
 from collections.abc import Iterable
@@ -12,8 +13,6 @@ from thundersync.monitor.panel import span
 from thundersync.monitor.shapes import DIM, LINE, ORANGE, RED, YELLOW, fit, one_line, padded
 from thundersync.monitor.timeline import Doing, Lane, StepTimeline
 
-_LIVE = (Doing.START, Doing.GENERATE, Doing.TOOL, Doing.SCORE)
-
 
 def boxes(known: Known, width: int, height: int, now_s: float) -> Lines:
     """`height` lines of at most `width` cells."""
@@ -22,11 +21,13 @@ def boxes(known: Known, width: int, height: int, now_s: float) -> Lines:
         return [Text("no step has begun yet", DIM)]
     now_s = step.ended_s if step.ended_s is not None else known.moment_s(now_s)
     doing = {name: _at(lane, now_s) for name, lane in step.lanes.items()}
-    live = sum(each in _LIVE or _between(step.lanes[name], now_s) for name, each in doing.items())
     kind = known.view.run.runtime if known.view.run else ""
+    if kind == "none":
+        return [Text('this run has no sandboxes (sandbox.runtime = "none")', DIM)]
+    live = sum(lane.has_sandbox(now_s) for lane in step.lanes.values())
     head = Text.assemble((f"{live}", "bold"), (f" {kind} sandboxes".replace("  ", " "), DIM))
-    for which, shape, style in ((Doing.START, "╌", DIM), (Doing.TOOL, "$", ORANGE), (Doing.SCORE, "?", YELLOW)):
-        words = {Doing.START: "starting", Doing.TOOL: "with a command", Doing.SCORE: "scored"}[which]
+    for which, shape, style in ((Doing.TOOL, "$", ORANGE), (Doing.SCORE, "?", YELLOW)):
+        words = {Doing.TOOL: "rollouts with a command", Doing.SCORE: "being judged"}[which]
         count = sum(each is which for each in doing.values())
         head.append(f"  {shape} ", style).append(f"{count}", "bold").append(f" {words}", DIM)
     lines = [padded(head, width), Text(), *_table(step, now_s), Text()]
@@ -49,20 +50,17 @@ def boxes(known: Known, width: int, height: int, now_s: float) -> Lines:
 
 
 def _at(lane: Lane, now_s: float) -> Doing:
-    passed = [doing for at_s, _, doing in lane.marks if at_s <= now_s]
+    passed = [each.doing for each in lane.spans() if each.start_s <= now_s]
     return passed[-1] if passed else Doing.WAIT
 
 
-def _between(lane: Lane, now_s: float) -> bool:
-    """Between two turns: its sandbox lives on."""
-    passed = [doing for at_s, _, doing in lane.marks if at_s <= now_s]
-    return len(passed) > 2 and passed[-1] is Doing.WAIT and passed[-2] in (Doing.GENERATE, Doing.TOOL)
-
-
 def _table(step: StepTimeline, now_s: float) -> Lines:
-    took: dict[Doing, list[float]] = {Doing.START: [], Doing.TOOL: [], Doing.SCORE: []}
+    starts = [start_s for lane in step.lanes.values() for at_s, start_s in lane.sandboxes.items() if at_s <= now_s]
+    took: dict[Doing, list[float]] = {Doing.START: starts, Doing.TOOL: [], Doing.SCORE: []}
     for lane in step.lanes.values():
         for each in lane.spans():
+            if each.doing is Doing.START:
+                continue  # the way to its first turn, which need not have a sandbox in it
             if each.doing in took and each.end_s <= now_s:
                 took[each.doing].append(each.end_s - each.start_s)
     words = {Doing.START: "start", Doing.TOOL: "command", Doing.SCORE: "checker"}

@@ -59,9 +59,11 @@ def _engine(index: int, gauge: EngineGauge, room: int) -> Text:
     line = Text().append(f"{index:<8}", "bold").append_text(bar(gauge.busy, room, SKY, "█", "░"))
     line.append(f" {gauge.busy:4.0%} ", f"bold {SKY}")
     asked = f"{gauge.kv_asked:.0%}" if gauge.kv_asked else "–"
+    # Tokens are counted when their reply ends: none of the last minute is no speed of zero while some are sampled.
+    speed = _many(gauge.tokens_per_s) if gauge.tokens_per_s or not gauge.running else "–"
+    hits = f"{gauge.cached_share:.0%}" if gauge.prompt_tokens_per_s else "–"
     cells = (
-        (f"{gauge.running}", ""), (_many(gauge.tokens_per_s), "bold"), (_many(gauge.prompt_tokens_per_s), ""),
-        (f"{gauge.cached_share:.0%}", GREEN), (asked, ""),
+        (f"{gauge.running}", ""), (speed, "bold"), (_many(gauge.prompt_tokens_per_s), ""), (hits, GREEN), (asked, ""),
     )  # fmt: skip
     for (cell, style), wide in zip(cells, _WIDTHS, strict=True):
         line.append(f"{cell:>{wide}}", style)
@@ -75,7 +77,11 @@ def _curve(known: Known, width: int, rows: int) -> Lines:
         return []
     high = max(max(rates), 1.0)
     first, last = known.gauges[-len(rates)].at_s, known.gauges[-1].at_s
-    lines = [Text().append("sampled tokens per second", "bold").append(f", the last {span(last - first)}", DIM)]
+    lines = [
+        Text()
+        .append("tokens per second of the replies that ended in a minute", "bold")
+        .append(f", the last {span(last - first)}", DIM)
+    ]
     for row in range(rows - 1, -1, -1):
         label = _many(high) if row == rows - 1 else "0" if row == 0 else ""
         line = Text().append(f"{label:>6} ", DIM).append("┤" if label else "│", LINE)

@@ -34,7 +34,7 @@ def test_long_replies_are_told_by_the_minute_and_not_as_nothing_and_a_burst() ->
     rates = []
     for half in range(400):
         reader._samples.append(Sample(half / 2, [sample(half / 2)], 0.0))
-        rates.append(reader._gauges(0.0).engines[0])
+        rates.append(reader._gauges(0.0, Lag()).engines[0])
     assert all(50.0 <= each.tokens_per_s <= 160.0 for each in rates[130:])
     assert all(each.busy == 1.0 for each in rates[1:])
 

@@ -131,6 +131,7 @@ class Pool:
             raise StartFailed("this pool was closed", remedy="Make a new pool.")
         if (sandbox := await self._from(self._stock.get(_key(spec), deque()))) is not None:
             self._from_stock += 1
+            self._outage.over()
             return _Timed(sandbox, self._latencies)
         self._started_late += 1
         while True:

@@ -307,6 +307,18 @@ async def test_limits_end_a_rollout_that_is_then_judged_as_it_is() -> None:
     assert isinstance(rollout.outcome, Scored) and rollout.outcome.stop == "time"
 
 
+async def test_a_sandbox_that_never_started_is_no_reward_when_time_is_up() -> None:
+    runtime = FakeRuntime()
+    runtime.start_gate = asyncio.Event()  # its daemon is away
+
+    async def agent(task: Any, policy: Policy, sandbox: Any) -> None:
+        await policy.chat(policy.opening)
+        await sandbox.run(Command(script="true"))
+
+    outcome = (await roll(agent, runtime=runtime, timeout_s=0.2)).outcome
+    assert isinstance(outcome, Failed) and outcome.reason == "sandbox"
+
+
 async def test_a_limit_may_be_caught() -> None:
     async def agent(task: Any, policy: Policy, sandbox: Any) -> Any:
         await policy.chat(policy.opening)

@@ -267,6 +267,20 @@ async def test_a_daemon_that_stays_away_is_told_to_everyone_after_the_limit_and_
     await pool.close()
 
 
+async def test_an_outage_is_over_once_a_sandbox_is_had_from_stock() -> None:
+    world, said = World(), list[str]()
+    pool = Pool(world, outage_limit_s=0.05, look_again_s=0.001, say=said.append)
+    pool.prepare_ahead([A])
+    while not pool.state().ready:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    world.away = 10**9
+    with pytest.raises(DaemonGone):
+        await pool.start(B)
+    await pool.start(A)  # from stock
+    assert "answers again" in said[-1]
+    await pool.close()
+
+
 async def test_a_daemon_that_answers_but_starts_nothing_is_not_waited_for_for_ever() -> None:
     class Busy(World):
         async def check(self) -> None: ...

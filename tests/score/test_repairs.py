@@ -257,8 +257,11 @@ async def scored(runtime: FakeRuntime, task: Task) -> float:
 @pytest.mark.parametrize("doing", ["take", "put"])
 async def test_time_memory_and_disk_that_ran_out_are_no_verdict_on_a_change(task: Task, doing: str, want: str) -> None:
     assert await scored(scripted(**{doing: done(exit_code=1)}), task) == 0.0
+    wanting = {doing: done(exit_code=1, **WANTS[want])}
+    if want == "disk":  # by trying
+        assert await scored(scripted(**wanting), task) == 0.0
     with pytest.raises(CheckFailed, match=r"within 600 s|out of memory|disk is full") as caught:
-        await scored(scripted(**{doing: done(exit_code=1, **WANTS[want])}), task)
+        await scored(scripted(**wanting, room=done(exit_code=1)), task)
     assert caught.value.reason == "checker"
 
 

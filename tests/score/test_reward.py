@@ -199,6 +199,21 @@ async def test_a_program_that_only_the_agents_work_calls_excuses_nothing(tmp_pat
             await judge(lacking, a_task(checker=checker))
 
 
+@pytest.mark.parametrize("full", [True, False])
+async def test_a_full_disk_excuses_a_zero_where_it_is_full_and_words_about_one_do_not(full: bool) -> None:
+    def check(sandbox: Any, command: Any) -> Any:
+        if "/dev/zero" in command.script:
+            return done(exit_code=int(full))
+        sandbox.files[TEXT] = b"0\n"
+        return done(b"OSError: [Errno 28] No space left on device\n")
+
+    if full:
+        with pytest.raises(CheckFailed, match="disk: No space left"):
+            await judge(FakeRuntime(checker=check))
+    else:
+        assert (await judge(FakeRuntime(checker=check))).reward == 0.0
+
+
 async def test_a_reward_stands_where_tests_ran_or_points_were_given_all_the_same() -> None:
     assert (await judge(saying(OFFLINE + SUMMARY, {TEXT: b"0\n"}))).reward == 0.0
     assert (await judge(saying(OFFLINE, {TEXT: b"0\n", CTRF: REPORT}))).reward == 0.0

@@ -3,7 +3,7 @@
 import pytest
 
 from thundersync.core.types import Shaping
-from thundersync.score.missing_tools import missing_tool, wants_network
+from thundersync.score.missing_tools import missing_tool, told_of_full_disk, wants_network
 from thundersync.score.single_tests import parse_ctrf, shaped_rewards
 from thundersync.score.test_logs import Status
 
@@ -70,14 +70,24 @@ def test_a_common_test_report_is_read_and_anything_else_is_none() -> None:
         "ERROR: HTTP error 503 while getting https://files.pythonhosted.org/packages/a.whl",
         "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://pypi.org/simple/pytest/",
         "npm error code E429",
-        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-        "  Caused by: failed to write to file `/root/.cache/uv/a`: No space left on device (os error 28)",
-        "E: You don't have enough free space in /var/cache/apt/archives/.",
         "bash: /usr/local/bin/pytest: /opt/gone/bin/python: bad interpreter: No such file or directory",
     ],
 )
 def test_a_tool_that_could_not_be_had_is_named(said: str) -> None:
     assert missing_tool(f"before\n{said}\nafter")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+        "  Caused by: failed to write to file `/root/.cache/uv/a`: No space left on device (os error 28)",
+        "E: You don't have enough free space in /var/cache/apt/archives/.",
+    ],
+)
+def test_a_full_disk_is_heard_of_and_is_no_missing_tool(said: str) -> None:
+    assert told_of_full_disk(f"before\n{said}\nafter")
+    assert missing_tool(said) == ""
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,11 @@ def test_what_the_agent_left_undone_is_not_a_missing_tool(said: str) -> None:
             "(from versions: none)",
             "pip install pytest",
             True,
+        ),
+        (
+            "ERROR: Could not find a version that satisfies the requirement leftpad (from versions: none)",
+            "check the versions",
+            False,
         ),
         ("E: Unable to locate package curl", "apt-get install -y curl", True),
         ("E: Unable to locate package fortune", "apt-get install -y curl", False),

@@ -164,6 +164,13 @@ async def test_a_small_box_that_is_full_is_the_tasks_affair(tmp_path: Path, monk
     assert report.state == "broken"
 
 
+async def test_a_tasks_own_disk_that_is_full_is_its_affair(tmp_path: Path) -> None:
+    found = the(make_folder(tmp_path))
+    assert found.task is not None
+    bound = msgspec.structs.replace(found, task=msgspec.structs.replace(found.task, disk_mib=64))
+    assert (await check(FakeRuntime(failing={"put_tree": DiskFull("full")}), bound)).state == "broken"
+
+
 async def test_a_check_reports_continues_and_checks_again(runtime: ProcessRuntime, tmp_path: Path) -> None:
     root, json = tmp_path / "set", tmp_path / "deep" / "report.jsonl"
     make_folder(root, "good")

@@ -154,6 +154,8 @@ class FunctionAgent:
         )
         found = await self._converse(live, policy, told, limit_s)
         policy.close()
+        if found == "time" and sandbox.abandoned:  # a world that was not there is no fault of the policy's
+            raise Broken("sandbox", f"the sandbox had not started when the rollout's {limit_s:g} s were over")
         if isinstance(found, Failed):
             return found
         if not live.turns:

@@ -30,6 +30,8 @@ class LazySandbox:
         self._starting = asyncio.Lock()
         self._sandbox: Sandbox | None = None
         self._closed = False
+        self.abandoned = False
+        """A start of it was given up by whoever waited: what the rollout was about to do, it could not."""
 
     @property
     def started(self) -> bool:
@@ -75,7 +77,9 @@ class LazySandbox:
                     remedy="Await everything that an agent function starts before it returns.",
                 )
             if self._sandbox is None:
+                self.abandoned = True
                 self._sandbox = await self._stack.enter_async_context(self._open_one())
+                self.abandoned = False
             return self._sandbox
 
 

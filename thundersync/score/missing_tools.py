@@ -35,14 +35,11 @@ _NETWORK = (
     rf"npm (ERR!|error) code E{_BUSY}",
     r"getaddrinfo (ENOTFOUND|EAI_AGAIN) \S+",
 )
-_DISK = (
-    r"No space left on device",
-    r"E: You don't have enough free space in \S+",
-)
+_DISK = re.compile(r"No space left on device|Disk quota exceeded|E: You don't have enough free space in \S+")
 # Groups hold what is missing, and what asked for it. Where there is none, it is apt that does not work.
 _PACKAGES = (
     r"No matching distribution found for ([\w.-]+)\S*",
-    r"Could not find a version that satisfies the requirement ([\w.-]+)\S*(?: \(from ([\w.-]+))?",
+    r"Could not find a version that satisfies the requirement ([\w.-]+)\S*(?: \(from (?!versions:)([\w.-]+))?",
     r"E: Unable to locate package ([\w.+-]+)",
     r"E: Package '([^']+)' has no installation candidate",
     r"E: (?:Unable to fetch some archives|Some index files failed to download).*",
@@ -56,10 +53,7 @@ _PROGRAMS = (
     r"(\.local/bin/env): No such file or directory",
     r"/bin/([\w.-]+): \S+: bad interpreter: .*",
 )
-_ALWAYS = (
-    ("network", [re.compile(each, re.IGNORECASE) for each in _NETWORK]),
-    ("disk", [re.compile(each) for each in _DISK]),
-)
+_ALWAYS = [re.compile(each, re.IGNORECASE) for each in _NETWORK]
 _IF_NAMED = (
     ("a package", [re.compile(each) for each in _PACKAGES]),
     ("a program", [re.compile(each, re.MULTILINE) for each in _PROGRAMS]),
@@ -71,10 +65,9 @@ def missing_tool(output: str, *, wanted_by: str | None = None) -> str:
 
     `wanted_by`: the checker's own words, which must name a package or program that is to count; None: all count.
     """
-    for kind, patterns in _ALWAYS:
-        for pattern in patterns:
-            if match := pattern.search(output):
-                return _sentence(kind, match)
+    for pattern in _ALWAYS:
+        if match := pattern.search(output):
+            return _sentence("network", match)
     for kind, patterns in _IF_NAMED:
         for pattern in patterns:
             for match in pattern.finditer(output):
@@ -82,6 +75,12 @@ def missing_tool(output: str, *, wanted_by: str | None = None) -> str:
                 if wanted_by is None or any(_names(wanted_by, name) for name in names):
                     return _sentence(kind, match)
     return ""
+
+
+def told_of_full_disk(output: str) -> str:
+    """As `missing_tool`, of a full disk. What is under test may print it too: `disk.is_full` looks."""
+    match = _DISK.search(output)
+    return _sentence("disk", match) if match else ""
 
 
 def _sentence(kind: str, match: re.Match[str]) -> str:

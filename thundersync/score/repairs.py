@@ -15,7 +15,8 @@ from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
 from sandboxes.shield import finish
 from thundersync.core.types import RolloutId, Task
 from thundersync.errors import ThundersyncError
-from thundersync.score.missing_tools import missing_tool
+from thundersync.score.disk import is_full
+from thundersync.score.missing_tools import missing_tool, told_of_full_disk
 from thundersync.score.official import official_statuses
 from thundersync.score.test_logs import TestLog, merged, read_log
 from thundersync.tasks.repair import Repair, is_surface, load_repair, terminated
@@ -24,10 +25,7 @@ PATCH_LIMIT_BYTES = 1 << 24
 LOG_LIMIT_BYTES = 1 << 25
 GIT_TIMEOUT_S = 600.0
 CLOSE_LIMIT_S = 60.0
-ROOM_BYTES = 1 << 20
-"""A disk that takes no more than this is full."""
 _PATCH, _GOLD, _SCRIPT = (f"/tmp/.thundersync-{name}" for name in ("change.patch", "reference.patch", "tests.sh"))
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _ROOM_REMEDY = "Make room where sandboxes keep their files; the rollout is tried again."
 _HEADERS_WE_NEVER_MAKE = re.compile(r"^(rename|copy) (from|to) ", re.MULTILINE)
 
@@ -131,7 +129,7 @@ async def take_change(sandbox: Sandbox, repair: Repair) -> str | None:
     script = f"cd {repair.repo_dir}\n{_GIT}{_TAKE}"
     command = Command(script=script, timeout_s=GIT_TIMEOUT_S, cwd="/", output_limit_bytes=PATCH_LIMIT_BYTES)
     result = await sandbox.run(command)
-    _refuse_want(result, f"the change of {repair.instance_id} could not be taken")
+    await _refuse_want(sandbox, result, f"the change of {repair.instance_id} could not be taken")
     if result.exit_code != 0 or result.stdout_cut_bytes:
         return None
     return result.stdout.decode("utf-8", "surrogateescape")
@@ -177,7 +175,7 @@ class RepairJudge:
             f"git apply --whitespace=nowarn {excludes} {_PATCH} || put {_PATCH} || exit 3\n"
         )
         result = await _git(sandbox, repair, script, stdin=b"", limit_bytes=PATCH_LIMIT_BYTES)
-        _refuse_want(result, f"the change could not be put into {repair.instance_id}")
+        await _refuse_want(sandbox, result, f"the change could not be put into {repair.instance_id}")
         if result.exit_code != 0:
             return False
         changed = [
@@ -230,14 +228,9 @@ class RepairJudge:
                 remedy="Put what its test script calls into the image.",
             )
         verdict = grade(repair, log)
-        if not verdict.resolved and _NO_ROOM.search(output) and await self._is_full(sandbox):
+        if not verdict.resolved and told_of_full_disk(output) and await is_full(sandbox):
             raise JudgeBroken(f"the disk was full while {repair.instance_id} was tested", remedy=_ROOM_REMEDY)
         return verdict
-
-    async def _is_full(self, sandbox: Sandbox) -> bool:
-        """By trying: what tests print may be the change's own words."""
-        script = f"head -c {ROOM_BYTES} /dev/zero > {_SCRIPT}"
-        return (await sandbox.run(Command(script=script, cwd="/", user="root"))).exit_code != 0
 
 
 def grade(repair: Repair, log: TestLog) -> RepairVerdict:
@@ -288,13 +281,13 @@ def _unresolved(repair: Repair, why: str) -> RepairVerdict:
     return RepairVerdict(resolved=False, why=why, rewards={"reward": 0.0, "fixed": 0.0, "kept": 0.0})
 
 
-def _refuse_want(result: Result, what: str) -> None:
+async def _refuse_want(sandbox: Sandbox, result: Result, what: str) -> None:
     """Time, memory or disk that ran out is no answer of git's. Raises: JudgeBroken."""
     if result.timed_out:
         raise JudgeBroken(f"{what} within {GIT_TIMEOUT_S:g} s", remedy="Look what else this machine is busy with.")
     if result.oom_killed:
         raise JudgeBroken(f"{what}: git ran out of memory", remedy="Give the task more memory.")
-    if result.exit_code != 0 and _NO_ROOM.search(result.stderr.decode("utf-8", "replace")):
+    if result.exit_code != 0 and told_of_full_disk(result.stderr.decode("utf-8", "replace")) and await is_full(sandbox):
         raise JudgeBroken(f"{what}: the disk is full", remedy=_ROOM_REMEDY)
 
 

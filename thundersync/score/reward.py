@@ -23,7 +23,8 @@ from sandboxes.errors import FileMissing, FileRefused, SandboxError
 from sandboxes.shield import finish
 from thundersync.core.types import Checker, RolloutId, Task
 from thundersync.errors import ThundersyncError
-from thundersync.score.missing_tools import missing_tool
+from thundersync.score.disk import is_full
+from thundersync.score.missing_tools import missing_tool, told_of_full_disk
 from thundersync.score.repairs import (
     CLOSE_LIMIT_S,
     GIT_TIMEOUT_S,
@@ -192,7 +193,10 @@ class RewardChecker:
         checker = task.checker
         output = b"\n".join([result.stdout, result.stderr]).decode(errors="replace")
         results = await self._single_tests(sandbox, output, whole_log=checker.verdict == "test_summary")
-        if not results and (fault := await asyncio.to_thread(_lacked, checker, output)):
+        fault = "" if results else await asyncio.to_thread(_lacked, checker, output)
+        if not results and not fault and (told := told_of_full_disk(output)) and await is_full(sandbox):
+            fault = told
+        if fault:
             try:
                 rewards = await self._verdict(sandbox, task, result, output, results)
             except CheckFailed:

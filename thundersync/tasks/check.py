@@ -146,7 +146,7 @@ class TaskCheck:
         except _Ended as ended:
             state, reason = ended.state, ended.reason
         except (SandboxError, ThundersyncError, OSError) as error:
-            if self._ends_all(error):
+            if self._ends_all(error, found.task):
                 raise
             if isinstance(error, SandboxGone | CloseFailed):
                 await self._runtime.check()  # with its daemon gone it would be no fault of the task's
@@ -160,10 +160,11 @@ class TaskCheck:
             seconds=round(time.monotonic() - started_s, 2),
         )
 
-    def _ends_all(self, error: Exception) -> bool:
-        """Whether no other task could be checked now. A box of the process runtime has a small disk of its own."""
+    def _ends_all(self, error: Exception, task: Task | None) -> bool:
+        """Whether no other task could be checked now: not where a sandbox has a disk of its own, as all boxes of the
+        process runtime have, and those of tasks that bound it."""
         if isinstance(error, DiskFull):
-            return self._runtime.name != "process"
+            return self._runtime.name != "process" and not (task is not None and task.disk_mib)
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         return full or isinstance(error, DaemonGone)
 

@@ -214,6 +214,33 @@ def test_replies_that_are_sampled_side_by_side_are_generated_until_the_last_has_
     assert list(at.values()) == [Doing.START, Doing.GENERATE, Doing.GENERATE, Doing.TOOL, Doing.WAIT]
 
 
+def test_an_aborted_request_ends_where_it_was_aborted_and_counts_as_no_turn() -> None:
+    name = "000000-00-00"
+    known = timelines_of([
+        e.StepOpened(at_s=0.0, step=0, policy_version=0, group_ids=[name[:-3]], task_ids=["t"], group_size=1),
+        e.RolloutStarted(at_s=0.0, rollout_id=name, group_id=name[:-3], task_id="t"),
+        e.TurnStarted(at_s=1.0, rollout_id=name, turn=0),
+        e.TurnAborted(at_s=2.0, rollout_id=name, turn=0),
+        e.TurnStarted(at_s=3.0, rollout_id=name, turn=1),
+        _generated(name, 1, 4.0),
+        e.ToolStarted(at_s=5.0, rollout_id=name, turn=1, command="ls"),
+        e.ToolFinished(at_s=6.0, rollout_id=name, turn=1, exit_code=0, tool_s=1.0),
+    ])  # fmt: skip
+    lane = known.steps[0].lanes[name]
+    assert [(span.start_s, span.doing) for span in lane.spans()] == [
+        (0.0, Doing.START), (1.0, Doing.GENERATE), (2.0, Doing.WAIT), (3.0, Doing.GENERATE), (4.0, Doing.WAIT),
+        (5.0, Doing.TOOL), (6.0, Doing.WAIT),
+    ]  # fmt: skip
+    assert lane.turns == 1
+    for event in (
+        e.RolloutFailed(at_s=7.0, rollout_id=name, group_id=name[:-3], failure="engine", detail="", will_retry=True),
+        e.RolloutStarted(at_s=8.0, rollout_id=name, group_id=name[:-3], task_id="t", attempt=2),
+        *(e.TurnStarted(at_s=9.0 + turn, rollout_id=name, turn=turn) for turn in (0, 1)),
+    ):
+        known.apply(event)
+    assert lane.turns == 2  # what the first attempt gave up is not taken off the second's
+
+
 def _generated(name: str, turn: int, at_s: float) -> e.TurnGenerated:
     return e.TurnGenerated(
         at_s=at_s, rollout_id=name, turn=turn, sampled_tokens=5, prompt_tokens=7, cached_tokens=0, generate_s=1.0,

@@ -111,6 +111,22 @@ def test_a_late_viewer_knows_what_one_from_the_start_knows(first: int, second: i
     assert view_of([*kept, *STREAM[joined:now]]) == view_of(STREAM[:now])
 
 
+def test_an_aborted_request_supersedes_its_start_for_a_late_viewer() -> None:
+    name = "000001-00-00"
+    events: list[e.AnyEvent] = [
+        e.StepOpened(at_s=1, step=1, policy_version=0, group_ids=["000001-00"], task_ids=["t"], group_size=1),
+        e.RolloutStarted(at_s=2, rollout_id=name, group_id="000001-00", task_id="t"),
+        e.TurnStarted(at_s=3, rollout_id=name, turn=1),
+        e.TurnAborted(at_s=4, rollout_id=name, turn=1),
+    ]
+    history = History()
+    for number, event in enumerate(events, start=1):
+        history.add(number, event, e.pack(event))
+    kept = [e.unpack(packed) for _, packed in history]
+    assert kept == [*events[:2], events[3]]
+    assert view_of(kept) == view_of(events)  # type: ignore[arg-type]
+
+
 def test_history_stays_small_however_long_a_rollout_talks() -> None:
     history = History(commits=5, warnings=5)
     for number in range(1000):

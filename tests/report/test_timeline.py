@@ -81,6 +81,32 @@ def test_replies_that_are_sampled_side_by_side_count_each_and_end_with_the_last(
     assert running(timeline.engines[0]) == [(1.0, 2), (2.0, 1), (6.0, 0)]
 
 
+def test_an_aborted_request_keeps_its_engine_until_it_was_aborted_and_counts_as_no_turn() -> None:
+    timeline = step_timeline(
+        [
+            opened(),
+            e.RolloutStarted(at_s=100.0, rollout_id=NAME, group_id="000000-00", task_id="task"),
+            e.TurnStarted(at_s=101.0, rollout_id=NAME, turn=0),
+            e.TurnAborted(at_s=102.0, rollout_id=NAME, turn=0),
+            e.TurnStarted(at_s=103.0, rollout_id=NAME, turn=1),
+            e.TurnGenerated(
+                at_s=104.0, rollout_id=NAME, turn=1, sampled_tokens=5, prompt_tokens=7, cached_tokens=0, generate_s=1.0,
+                finish_reason="stop",
+            ),
+            e.ToolStarted(at_s=105.0, rollout_id=NAME, turn=1, command="ls"),
+            e.ToolFinished(at_s=108.0, rollout_id=NAME, turn=1, exit_code=0, tool_s=3.0),
+            e.ScoringStarted(at_s=109.0, rollout_id=NAME),
+        ]
+    )  # fmt: skip
+    assert timeline is not None
+    (lane,) = timeline.lanes
+    assert [(span.kind, span.start_s, span.end_s) for span in lane.spans] == [
+        ("prepare", 0.0, 1.0), ("generate", 1.0, 2.0), ("generate", 3.0, 4.0), ("tool", 5.0, 8.0),
+    ]  # fmt: skip
+    assert [(span.start_s, span.end_s) for span in lane.replies] == [(1.0, 2.0), (3.0, 4.0)]
+    assert lane.spans[1].note == "turn 1: aborted" and lane.turns == 1
+
+
 def test_what_was_going_on_when_a_run_was_killed_ends_with_the_last_thing_heard() -> None:
     timeline = step_timeline(
         [

@@ -9,7 +9,7 @@ import pytest
 
 from sandboxes.base import Command
 from sandboxes.errors import SandboxError, SandboxGone
-from tests.fakes import ByteTokenizer, FakeGenerator, FakeRuntime, Feed, Reply, a_task, done, turns
+from tests.fakes import Asked, ByteTokenizer, FakeGenerator, FakeRuntime, Feed, Reply, a_task, done, turns
 from thundersync.config import RolloutConfig
 from thundersync.core.types import Failed, FinalContent, Message, Rollout, SampledTurn, Scored
 from thundersync.errors import EngineFailed, StaleRollout, ThundersyncError
@@ -349,6 +349,48 @@ async def test_nothing_is_sampled_for_a_rollout_that_has_ended() -> None:
     with pytest.raises(LimitReached, match="has ended"):
         await kept[0].chat(kept[0].opening)
     assert len(rollout.turns) == 1
+
+
+async def test_viewers_are_told_that_a_request_was_given_up_and_it_counts_as_no_turn() -> None:
+    async def agent(task: Any, policy: Policy, sandbox: Any) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(policy.chat(policy.opening), 0.01)
+        await policy.chat(policy.opening)
+
+    def script(asked: Asked) -> Reply:
+        return Reply(text="never", before=asyncio.Event().wait) if asked.turn == 0 else Reply(text="said")
+
+    feed = Feed()
+    rollout = await roll(agent, says=script, feed=feed)
+    told = [kind for kind in feed.kinds if kind.startswith("turn_")]
+    assert told == ["turn_started", "turn_aborted", "turn_started", "turn_generated"]
+    assert [turn.index for turn in rollout.turns] == [1]
+
+
+async def test_a_request_that_outlives_its_rollout_ends_for_viewers_before_the_scoring() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    left: list[asyncio.Task[Any]] = []
+
+    async def hang() -> None:
+        begun.set()
+        await go_on.wait()
+
+    async def agent(task: Any, policy: Policy, sandbox: Any) -> None:
+        await policy.chat(policy.opening)
+        left.append(asyncio.create_task(policy.chat(policy.opening)))
+        await begun.wait()
+
+    def script(asked: Asked) -> Reply:
+        return Reply(text="late", before=hang) if asked.turn == 1 else Reply(text="said")
+
+    feed = Feed()
+    await roll(agent, says=script, feed=feed)
+    go_on.set()
+    with pytest.raises(LimitReached, match="ended while"):
+        await left[0]
+    scoring = feed.kinds.index("scoring_started")
+    assert feed.kinds[1:scoring] == ["turn_started", "turn_generated", "turn_started", "turn_aborted"]
+    assert "turn_aborted" not in feed.kinds[scoring:]
 
 
 async def test_a_stale_reply_breaks_the_run() -> None:

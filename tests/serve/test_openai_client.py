@@ -378,6 +378,8 @@ async def test_requests_that_a_client_gave_up_cost_no_turn(tok: Any) -> None:
                 await api.chat.completions.create(model="x", messages=[user("a")])
         rollout = await made.reward(session)
     assert [turn.index for turn in rollout.turns] == [2]  # each request has a number of its own
+    told = [kind for kind in made.feed.kinds if kind.startswith("turn_")]
+    assert told == [*["turn_started", "turn_aborted"] * 2, "turn_started", "turn_generated"]
     assert_captured(made, rollout)
 
 

@@ -89,6 +89,14 @@ class TurnGenerated(Event, frozen=True, kw_only=True, tag="turn_generated"):
     finish_reason: str
 
 
+class TurnAborted(Event, frozen=True, kw_only=True, tag="turn_aborted"):
+    """Nothing came of what `TurnStarted` told: the request was given up, or the engine gave no token. It counts as no
+    turn, and its number is not used again."""
+
+    rollout_id: str
+    turn: int
+
+
 class SandboxStarted(Event, frozen=True, kw_only=True, tag="sandbox_started"):
     """A rollout's sandbox is there and prepared. Agents that use none have none."""
 
@@ -309,6 +317,7 @@ AnyEvent: TypeAlias = (
     | HistoryForked
     | TurnStarted
     | TurnGenerated
+    | TurnAborted
     | ToolStarted
     | TurnScored
     | ToolFinished

@@ -25,6 +25,7 @@ from thundersync.monitor.events import (
     StepOpened,
     ToolFinished,
     ToolStarted,
+    TurnAborted,
     TurnGenerated,
     TurnScored,
     TurnStarted,
@@ -35,7 +36,7 @@ from thundersync.monitor.events import (
 _IN_STEP = (
     StepOpened | RolloutStarted | TurnStarted | TurnGenerated | ToolStarted | ToolFinished | TurnScored | ScoringStarted
     | RolloutScored | RolloutFailed | RolloutSeated | PassStarted | PassDone | RolloutSkipped | GroupClosed
-    | HistoryForked | SandboxStarted
+    | HistoryForked | SandboxStarted | TurnAborted
 )  # fmt: skip
 """Kinds that say nothing any more once the next step opens."""
 
@@ -73,7 +74,7 @@ def _key(event: Event, number: int) -> Hashable:
     match event:
         case Gauges() | WeightsPublished() | CheckpointSaved():
             return type(event)
-        case TurnStarted() | TurnGenerated() | ToolStarted() | ToolFinished() | TurnScored():
+        case TurnStarted() | TurnGenerated() | TurnAborted() | ToolStarted() | ToolFinished() | TurnScored():
             return ("turn", event.rollout_id)
         case PassStarted() | PassDone():
             return ("pass", event.worker, event.pass_id)

@@ -32,6 +32,7 @@ from thundersync.monitor.events import (
     StepOpened,
     ToolFinished,
     ToolStarted,
+    TurnAborted,
     TurnGenerated,
     TurnStarted,
     Warned,
@@ -127,7 +128,7 @@ class RunView:
                 self._commit(event)
             case RolloutStarted(attempt=attempt):
                 self._set(event.rollout_id, RolloutState.WAITING if attempt == 1 else RolloutState.RETRY)
-            case TurnStarted(turn=turn) | TurnGenerated(turn=turn) | ToolFinished(turn=turn):
+            case TurnStarted(turn=turn) | TurnGenerated(turn=turn) | TurnAborted(turn=turn) | ToolFinished(turn=turn):
                 self._set(event.rollout_id, RolloutState.GENERATING, turn=turn)
             case ToolStarted(turn=turn):
                 self._set(event.rollout_id, RolloutState.TOOL, turn=turn)

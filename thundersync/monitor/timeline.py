@@ -33,6 +33,7 @@ from thundersync.monitor.events import (
     StepOpened,
     ToolFinished,
     ToolStarted,
+    TurnAborted,
     TurnGenerated,
     TurnStarted,
     WeightsPublished,
@@ -87,7 +88,8 @@ class Lane:
     """(moment, order among equal moments, what begins there, its turn or -1), sorted. `GENERATE` and a `WAIT` with a
     turn are the two ends of a reply, of which several may be sampled at once; a `WAIT` without ends a command."""
     reward: float | None = None
-    turns: int = 0
+    scored_turns: int | None = None
+    """None until it is scored."""
     sampled_tokens: int = 0
     engine: int | None = None
     """Where it is generated; None as long as nobody said."""
@@ -98,6 +100,18 @@ class Lane:
     """When its sandboxes had started, and the seconds that took; attempts and stages have their own."""
     failures: dict[float, str] = field(default_factory=dict)
     """When an attempt failed, and how."""
+    aborted: set[tuple[float, int]] = field(default_factory=set)
+    """When which request came to nothing: they have numbers like turns, and count as none."""
+
+    @property
+    def turns(self) -> int:
+        """Replies sampled and being sampled, of the latest attempt."""
+        if self.scored_turns is not None:
+            return self.scored_turns
+        since_s = max((at_s for at_s, _, doing, _ in self.marks if doing is Doing.START), default=0.0)
+        # The highest number, not how many were heard of: who comes late has missed the others.
+        asked = max((turn + 1 for at_s, _, doing, turn in self.marks if at_s >= since_s and turn >= 0), default=0)
+        return max(0, asked - sum(at_s >= since_s for at_s, _ in self.aborted))
 
     def has_sandbox(self, at_s: float) -> bool:
         """One was started, and neither a verdict nor a failure has come since: it is closed then."""
@@ -291,9 +305,11 @@ def _live(lane: Lane, event: Event) -> None:
         case SandboxStarted():
             lane.sandboxes[event.at_s] = event.start_s
         case TurnStarted(turn=turn):
-            lane.turns = max(lane.turns, turn + 1)
             lane.mark(event.at_s, Doing.GENERATE, turn)
         case TurnGenerated(turn=turn):
+            lane.mark(event.at_s, Doing.WAIT, turn)
+        case TurnAborted(turn=turn):
+            lane.aborted.add((event.at_s, turn))
             lane.mark(event.at_s, Doing.WAIT, turn)
         case ToolStarted():
             lane.command = event.command
@@ -303,7 +319,7 @@ def _live(lane: Lane, event: Event) -> None:
         case ScoringStarted():
             lane.mark(event.at_s, Doing.SCORE)
         case RolloutScored():
-            lane.reward, lane.turns, lane.sampled_tokens = event.reward, event.turns, event.sampled_tokens
+            lane.reward, lane.scored_turns, lane.sampled_tokens = event.reward, event.turns, event.sampled_tokens
             lane.stop = event.stop
             lane.mark(event.at_s, Doing.QUEUE)
         case RolloutFailed():

@@ -35,7 +35,7 @@ from thundersync.monitor.events import (
 )
 
 PASSED_OVER = frozenset(
-    b"turn_started turn_generated tool_started tool_finished turn_scored scoring_started rollout_started "
+    b"turn_started turn_generated turn_aborted tool_started tool_finished turn_scored scoring_started rollout_started "
     b"pass_started pass_done rollout_skipped group_closed gauges".split()
 )
 """Kinds that only a step's own timeline needs."""

@@ -27,6 +27,7 @@ from thundersync.monitor.events import (
     StepOpened,
     ToolFinished,
     ToolStarted,
+    TurnAborted,
     TurnGenerated,
     TurnScored,
     TurnStarted,
@@ -253,21 +254,18 @@ class _Reader:
                 lane.engine = engine
             case RolloutStarted():
                 lane.attempts += 1
+                lane.turns = 0
                 self._turn_to(lane, "prepare", at)
             case TurnStarted(turn=turn):
                 if not turns:
                     self._turn_to(lane, "generate", at, f"turn {turn + 1}")
                 turns[turn] = at
             case TurnGenerated(turn=turn):
-                lane.turns = max(lane.turns, turn + 1)
+                lane.turns += 1
                 note = f"turn {turn + 1}: {event.sampled_tokens} tokens sampled after {event.prompt_tokens}"
-                if turn in turns:
-                    lane.replies.append(Span("generate", turns.pop(turn), at, note))
-                if (
-                    self._open.get(lane.rollout_id, ("generate",))[0] == "generate"
-                ):  # not while a command runs beside it
-                    left = min(turns, default=None)
-                    self._turn_to(lane, None if left is None else "generate", at, _turn_note(left), note=note)
+                self._end_turn(lane, turns, turn, at, note)
+            case TurnAborted(turn=turn):
+                self._end_turn(lane, turns, turn, at, f"turn {turn + 1}: aborted")
             case ToolStarted(command=command):
                 self._turn_to(lane, "tool", at, command.strip().partition("\n")[0][:80])
             case ToolFinished():
@@ -299,6 +297,14 @@ class _Reader:
             lane.spans.append(Span(before[0], before[1], at, note or before[2]))
         if kind is not None:
             self._open[lane.rollout_id] = (kind, at, then)
+
+    def _end_turn(self, lane: Lane, turns: dict[int, float], turn: int, at: float, note: str) -> None:
+        """`turns`: those that the lane has open."""
+        if turn in turns:
+            lane.replies.append(Span("generate", turns.pop(turn), at, note))
+        if self._open.get(lane.rollout_id, ("generate",))[0] == "generate":  # not while a command runs beside it
+            left = min(turns, default=None)
+            self._turn_to(lane, None if left is None else "generate", at, _turn_note(left), note=note)
 
     def _end_turns(self, lane: Lane, at: float) -> None:
         for turn, since in self._turns.pop(lane.rollout_id, {}).items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from thundersync.core.types import SampledTurn, StopReason, Turn
 from thundersync.errors import EngineFailed, StaleRollout, ThundersyncError
 from thundersync.generate.base import Generation, Sampling
-from thundersync.monitor.events import HistoryForked, TurnGenerated, TurnStarted
+from thundersync.monitor.events import HistoryForked, TurnAborted, TurnGenerated, TurnStarted
 from thundersync.rollout.attempt import Attempt, Broken, Clock, Emit, OnTurn
 
 _REMEDIES: dict[StopReason, str] = {
@@ -63,6 +63,8 @@ class Sampler:
         """Requests so far, each with a number of its own, also where nothing came of it."""
         self._spent = self._begun
         """Of `max_turns`: replies sampled, and being sampled."""
+        self._open: set[int] = set()
+        """Numbers of the requests that viewers believe to be with the engine."""
         self._closed = False
 
     @property
@@ -88,6 +90,9 @@ class Sampler:
     def close(self) -> None:
         """The attempt is over: nothing may be sampled for it any more."""
         self._closed = True
+        for index in sorted(self._open):
+            # Now, not when the engine lets go of it: by then viewers may see the rollout scored.
+            self._abort(index)
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, *, sequence: Callable[[], int]) -> Generation:
         """The reply to `prompt_ids`. `sequence` is asked, once there is a reply, which of the rollout's sequences it
@@ -110,8 +115,23 @@ class Sampler:
         # Never a number again: an engine may still be aborting the request that had it.
         index, self._begun = self._begun, self._begun + 1
         self._attempt.opening = self._attempt.opening or list(prompt_ids)
+        self._emit(TurnStarted(at_s=time.time(), rollout_id=self._attempt.rollout_id, turn=index))
+        self._open.add(index)
+        try:
+            return await self._reply(index, prompt_ids, sampling, sequence)
+        finally:
+            self._abort(index)  # unless it has become a turn
+
+    def _abort(self, index: int) -> None:
+        """Tell that nothing came of a request; once, and never of a turn."""
+        if index in self._open:
+            self._open.remove(index)
+            self._emit(TurnAborted(at_s=time.time(), rollout_id=self._attempt.rollout_id, turn=index))
+
+    async def _reply(
+        self, index: int, prompt_ids: Sequence[int], sampling: Sampling, sequence: Callable[[], int]
+    ) -> Generation:
         rollout_id = self._attempt.rollout_id
-        self._emit(TurnStarted(at_s=time.time(), rollout_id=rollout_id, turn=index))
         started_s = self._clock()
         try:
             async with asyncio.timeout(max(0.0, self._deadline_s - started_s)) as limit:
@@ -147,6 +167,7 @@ class Sampler:
                 cached_tokens=generation.cached_tokens,
             )
         )
+        self._open.remove(index)
         self._emit(
             TurnGenerated(
                 at_s=time.time(),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import statistics
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from html import escape
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct, structs
 
 from thundersync.bench.workload import lognormal
@@ -249,7 +249,7 @@ def main() -> None:
     with ProcessPoolExecutor(asked.processes) as pool:
         outcomes = list(pool.map(outcome, grid(), chunksize=8))
     if asked.json:
-        asked.json.write_text(json.dumps([structs.asdict(found) | structs.asdict(found.setting) for found in outcomes]))
+        asked.json.write_bytes(msgspec.json.encode(outcomes))
     if asked.picture:
         asked.picture.write_text(picture(outcomes))
     print(report(outcomes))

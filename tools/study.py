@@ -225,11 +225,11 @@ def picture(outcomes: list[Outcome]) -> str:
         drawn.append(_text(LEFT - 8, y + 4, f"{1.0 + tick / 10:.1f}x", anchor="end"))
     for index, balance in enumerate(balances):
         drawn.append(_text(place(index, 1.0)[0], HEIGHT - BOTTOM + 20, f"{balance:g}", anchor="middle"))
-    for colour, spread in zip(LINES, spreads, strict=True):
+    for colour, spread in zip(LINES, spreads, strict=False):
         points = [place(i, _mean(plain, spread, b) or 1.0) for i, b in enumerate(balances)]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         drawn.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-    for index, (colour, spread) in enumerate(zip(LINES, spreads, strict=True)):
+    for index, (colour, spread) in enumerate(zip(LINES, spreads, strict=False)):
         y = 60 + index * 20
         drawn.append(f'<path d="M{WIDTH - 118} {y - 4}h22" stroke="{colour}" stroke-width="2.5"/>')
         drawn.append(_text(WIDTH - 90, y, f"spread {spread:g}"))

@@ -1,12 +1,14 @@
 """The study's steps are what its settings say, and gain what theory has for them."""
 
 import random
+from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from thundersync.forecast import simulate
-from tools.study import Setting, grid, outcome, step
+from tools.study import Outcome, Setting, grid, outcome, picture, report, step
 
 MIDDLE = Setting(spread=1.0, balance=1.0, group_size=8, prompts=8)
 
@@ -31,3 +33,16 @@ def test_balanced_and_spread_steps_gain_most_and_simultaneous_ones_nothing() -> 
     lopsided = outcome(structs.replace(MIDDLE, balance=4.0))
     assert 1.15 < lopsided.speedup < 1.3
     assert lopsided.speedup == pytest.approx(lopsided.bound_speedup)  # one worker: no order is better
+
+
+def test_what_it_found_is_told_and_drawn() -> None:
+    found = [
+        outcome(structs.replace(MIDDLE, prompts=4, spread=spread, balance=b))
+        for spread in (0.0, 1.0)
+        for b in (0.25, 1.0)
+    ]
+    told = report(found)
+    assert told.startswith("4 configurations") and "| 1 | 1.2" in told
+    assert msgspec.json.decode(msgspec.json.encode(found), type=list[Outcome]) == found
+    drawn = ElementTree.fromstring(picture(found))
+    assert len([path for path in drawn.iter() if path.get("stroke-width")]) == 2 * 2  # a line and its key

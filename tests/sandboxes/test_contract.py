@@ -316,7 +316,7 @@ async def test_a_fork_bomb_ends_with_its_command(lab: Lab) -> None:
 
 async def test_a_full_disk_is_refused_by_name(lab: Lab) -> None:
     if lab.runtime.name == "docker":
-        pytest.skip("Docker does not limit a container's disk")
+        pytest.skip("the storage of the tests' Docker daemon has no quotas")
     sandbox = await lab.start()
     await sandbox.run(Command(script="head -c 2G /dev/zero > /workspace/fill; true", timeout_s=60))
     assert int((await sandbox.run(Command(script="stat -c %s /workspace/fill"))).stdout) <= 512 << 20

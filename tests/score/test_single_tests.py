@@ -81,7 +81,7 @@ def test_a_tool_that_could_not_be_had_is_named(said: str) -> None:
     "said",
     [
         "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-        "  Caused by: failed to write to file `/root/.cache/uv/a`: No space left on device (os error 28)",
+        "  Caused by: failed to write to file `/home/agent/.cache/uv/a`: No space left on device (os error 28)",
         "E: You don't have enough free space in /var/cache/apt/archives/.",
     ],
 )

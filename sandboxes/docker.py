@@ -17,6 +17,7 @@ from sandboxes.base import Sandbox, SandboxSpec
 from sandboxes.channel import Channel
 from sandboxes.client import REMEDY, DockerClient
 from sandboxes.container import (
+    AGENT_FOLDERS,
     CHECKER_FOLDERS,
     CLOSE_LIMIT_S,
     FOREIGN,
@@ -249,6 +250,6 @@ def _new_name() -> str:
 
 def _hello(spec: SandboxSpec) -> Hello:
     # The checker's folders are root's alone to write; what the agent works in is the agent's.
-    folders = dict.fromkeys(CHECKER_FOLDERS, (0o755, 0)) | {HOME: (0o755, AGENT_UID)}
+    folders = dict.fromkeys(CHECKER_FOLDERS, (0o755, 0)) | dict.fromkeys((HOME, *AGENT_FOLDERS), (0o755, AGENT_UID))
     folders |= {"/workspace": (0o755, AGENT_UID), spec.workdir: (0o755, AGENT_UID)}
     return Hello(ttl_s=spec.ttl_s, folders=folders, env={})

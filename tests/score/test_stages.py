@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sandboxes import ProcessRuntime, RuntimeUnavailable
+from sandboxes import DockerRuntime, ProcessRuntime, RuntimeUnavailable
+from tests.docker_daemon import BASE_IMAGE, DockerDaemon
 from tests.fakes import ByteTokenizer, FakeGenerator, Feed, turns
 from tests.rollout.test_real_sandbox import bash
 from tests.tasks.folders import STAGED, make_staged
@@ -163,6 +164,28 @@ async def test_a_task_in_stages_is_solved_by_its_solutions_and_by_nothing_else(
     (found,) = find_harbor(str(make_staged(tmp_path)))
     report = await TaskCheck(runtime, jobs=1).check(found)
     assert (report.state, report.empty, report.solved) == ("ok", 0.0, 1.0), report.reason
+
+
+@pytest.mark.docker
+async def test_a_setup_is_roots_and_what_it_leaves_in_the_folder_the_agents(
+    docker_daemon: DockerDaemon, tmp_path: Path
+) -> None:
+    folder = make_staged(tmp_path)
+    (folder / "environment" / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nWORKDIR /app\n")
+    setup = folder / "steps" / "greet" / "workdir" / "setup.sh"
+    setup.write_text(
+        "set -e\ntouch /etc/installed\necho a line > /logs/artifacts/setup.txt\nmkdir new\ncp name.txt new/kept\n"
+    )
+    (folder / "steps" / "greet" / "solution" / "solve.sh").write_text(
+        "set -e\necho more >> /logs/artifacts/mine.txt\ntouch /logs/agent/notes\nmv new/kept greeting\n"
+    )
+    runtime = DockerRuntime(docker_daemon.host)
+    try:
+        (found,) = find_harbor(str(folder))
+        report = await TaskCheck(runtime, jobs=1).check(found)
+        assert (report.state, report.empty, report.solved) == ("ok", 0.0, 1.0), report.reason
+    finally:
+        await runtime.close()
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the published tasks are not here (THUNDERSYNC_TASKS)")

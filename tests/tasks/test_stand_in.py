@@ -12,8 +12,9 @@ from sandboxes import DockerRuntime
 from tests.docker_daemon import DockerDaemon
 from tests.tasks.folders import make_folder
 from tests.tasks.repairs import a_row
+from tests.tasks.test_load import SHARED
 from tests.tasks.test_terminal_bench import make
-from thundersync.tasks.check import TaskCheck
+from thundersync.tasks.check import TaskCheck, TaskReport
 from thundersync.tasks.kept import KeptFiles
 from thundersync.tasks.load import find_all
 from thundersync.tasks.standin import StandIn
@@ -70,6 +71,27 @@ async def test_tasks_that_install_while_scoring_are_checked_on_the_stand_in(
     for found in find_all(str(tmp_path / "sets"), keep=KeptFiles(tmp_path / "kept")):
         report = await checks.check(found)
         assert (report.state, report.empty, report.solved, report.stand_in) == ("ok", 0.0, 1.0, IMAGE), report
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published tasks are not here (THUNDERSYNC_TASKS)")
+async def test_published_terminal_tasks_are_good_or_told_why_not(runtime: DockerRuntime, tmp_path: Path) -> None:
+    checks = TaskCheck(runtime, jobs=2, network="off", stand_in=IMAGE, place=StandIn(IMAGE, tmp_path / "on").place)
+    found = find_all(str(SHARED), keep=KeptFiles(tmp_path / "kept"))
+    reports: list[TaskReport] = []
+    await checks.run([each for each in found if not each.format.startswith("swe_")], done=reports.append)
+    assert {each.reason != "" for each in reports if each.state != "ok"} == {True}
+    states = {each.key.rpartition("/")[2]: each.state for each in reports}
+    assert {name for name, state in states.items() if state == "refused"} == {
+        "cookbook-mcp-tools", "cookbook-multi-container",
+    }  # fmt: skip
+    assert {name for name, state in states.items() if state == "needs_network"} == {
+        "tb2-build-cython-ext", "tb2-configure-git-webserver",
+        "swebench-pallets__flask-5014", "swebench-psf__requests-1142",
+    }  # fmt: skip
+    assert {name for name, state in states.items() if state == "needs_root"} == {
+        name for name in states if name.startswith("polyglot-")
+    }
+    assert set(states.values()) == {"ok", "refused", "needs_network", "needs_root"}
 
 
 async def test_a_checker_without_its_tools_is_no_zero(runtime: DockerRuntime, tmp_path: Path) -> None:

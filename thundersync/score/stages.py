@@ -20,11 +20,16 @@ SETUP = "setup.sh"
 """A name reserved by the format: of what a stage brings, it runs before the agent does."""
 SETUP_LIMIT_S = 600.0
 
-# What is put into the agent's folder is the agent's, whoever that is there, and to be changed.
+# What lies in the agent's folder is the agent's, whoever that is there, and to be changed.
 _GIVE = """
 while IFS= read -r -d '' name; do
   chown -R --reference=. -- "$name" && chmod -R u+rwX -- "$name" || exit 1
 done
+"""
+# As root, as the image itself was made: it may install things.
+_SET_UP = f"""
+bash ./{SETUP} || exit
+find . -xdev -user 0 -exec chown -h --reference=. -- {{}} +
 """
 
 
@@ -110,7 +115,7 @@ async def _enter(sandbox: Sandbox, task: Task, stage: Stage) -> None:
         given = b"".join(name.encode() + b"\0" for name in names)
         await _must(sandbox, task, Command(script=_GIVE, stdin=given, user="root"), "what it brings cannot be given")
         if SETUP in names:
-            setup = Command(script=f"bash ./{SETUP}", timeout_s=SETUP_LIMIT_S)
+            setup = Command(script=_SET_UP, timeout_s=SETUP_LIMIT_S, user="root")
             await _must(sandbox, task, setup, f"its {SETUP} failed")
     if stage.healthcheck is not None:
         await _until_healthy(sandbox, stage, stage.healthcheck)

@@ -255,6 +255,8 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     """Of a verifiers environment: the arguments of its `load_environment`."""
     ids: str = ""
     """A file with the ids of the tasks to use, one a line; empty = all."""
+    checked: str = ""
+    """A report of `tasks check --json`: only tasks that are `ok` in it are used; empty = all."""
     kinds: tuple[str, ...] = ()
     """Of SWE-smith rows: kinds of bugs to use, as globs, e.g. `func_pm_*` or `pr_*`; empty = all."""
     max_tests: NonNegative = 0

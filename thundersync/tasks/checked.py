@@ -28,12 +28,15 @@ class CheckedTasks:
         self._left_out: Counter[str] = Counter()
         self.stand_ins: set[str] = set()
         """Images that took the place of the own ones of tasks that passed."""
+        self.baked = False
+        """Whether tasks passed whose checkers' tools were baked in."""
 
     def passes(self, found: Found) -> bool:
         report = self._reports.get(found.key)
         if report is None or report.state != "ok":
             self._left_out[report.state if report is not None else "not in it"] += 1
             return False
+        self.baked |= report.baked
         if report.stand_in:
             self.stand_ins.add(report.stand_in)
         return True

@@ -15,6 +15,7 @@ import msgspec
 from thundersync.config import EnvConfig, EnvType
 from thundersync.core.types import Task
 from thundersync.errors import TaskError
+from thundersync.tasks.baked import baked
 from thundersync.tasks.checked import CheckedTasks
 from thundersync.tasks.found import Found, listed, usable
 from thundersync.tasks.functions import find_function_tasks, is_function_path
@@ -56,6 +57,8 @@ def load_env(
             f"no tasks at {env.path}" + (" pass the filters of [env]" if _filters(env) else ""),
             remedy="Correct the path, or widen env.ids, env.kinds, env.max_tests and env.issue_text.",
         )
+    if env.bake_tools:
+        tasks = [baked(task, keep) for task in tasks]
     if env.reward == "task":
         return tasks
     return [_shaped(task, env) for task in tasks]
@@ -218,6 +221,8 @@ def _tell_left_out(env: EnvConfig, checked: CheckedTasks, tasks: list[Task], say
         )
     if checked.left_out:
         say(f"{env.path}: left out what is not `ok` in {env.checked}: {checked.left_out}")
+    if checked.baked and not env.bake_tools:
+        say(f"{env.path}: what {env.checked} says was found with --bake-tools, and env.bake_tools is off")
     if checked.stand_ins:
         stand_ins = ", ".join(sorted(checked.stand_ins))
         say(f"{env.path}: what {env.checked} says was found on {stand_ins}, not on the tasks' own images")

@@ -33,10 +33,12 @@ class ReportFile:
         partial.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
-    def holds(self, key: str, *, runtime: str, stand_in: str) -> bool:
+    def holds(self, key: str, *, runtime: str, stand_in: str, baked: bool = False) -> bool:
         """Whether there is an answer that was found in such sandboxes."""
         known = self.known.get(key)
-        return known is not None and known.runtime == runtime and known.stand_in in ("", stand_in)
+        return (
+            known is not None and known.runtime == runtime and known.stand_in in ("", stand_in) and known.baked == baked
+        )
 
     def add(self, report: TaskReport) -> None:
         self.known[report.key] = report

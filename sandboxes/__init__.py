@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
+from sandboxes.base import Command, Origin, Result, Runtime, Sandbox, SandboxSpec
 from sandboxes.docker import DockerRuntime
 from sandboxes.errors import (
     BuildFailed,
@@ -41,6 +41,7 @@ __all__ = [
     "FileTooLarge",
     "ImageMissing",
     "Latency",
+    "Origin",
     "Pool",
     "PoolState",
     "ProcessRuntime",

@@ -62,11 +62,24 @@ class Result(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class Origin(Struct, frozen=True, kw_only=True):
+    """What a sandbox's files were made from, by content. Of one that was forked: what the first was made from."""
+
+    image: str = ""
+    """`sha256:...`. Docker: the image's id. Process sandboxes: over the files and variables that their Dockerfile made,
+    times and the host's own programs left out; empty where nothing was built."""
+    digest: str = ""
+    """`repository@sha256:...`, by which the image can be pulled again; empty where the daemon knows none."""
+
+
 class Sandbox(Protocol):
     """A live sandbox. Every call raises a SandboxError of sandboxes.errors when the sandbox itself is broken."""
 
     @property
     def sandbox_id(self) -> str: ...
+
+    @property
+    def origin(self) -> Origin: ...
 
     async def run(self, command: Command) -> Result:
         """Run to the end or to its deadline; then everything it started is killed, and the sandbox lives on."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import aiodocker
 from msgspec import structs
 
-from sandboxes.base import Sandbox, SandboxSpec
+from sandboxes.base import Origin, Sandbox, SandboxSpec
 from sandboxes.channel import Channel
 from sandboxes.client import REMEDY, DockerClient
 from sandboxes.container import (
@@ -67,6 +67,7 @@ class DockerRuntime:
         self._client = DockerClient(docker_host)
         self._images = ImageStore(self._client, budget_bytes=images_bytes, say=say)
         self._snapshots = Snapshots(self._client)
+        self._forked: dict[str, Origin] = {}
         self._labels = dict(labels or {})
         self._say = say
         self._owner = Owner.current()
@@ -123,11 +124,13 @@ class DockerRuntime:
         await sandbox.kill_all()
         with self._door:
             image = await finish(self._snapshots.take(sandbox.sandbox_id), limit_s=START_LIMIT_S)
+        self._forked[image] = sandbox.origin
         return structs.replace(spec, image=image, context="")
 
     async def forget(self, spec: SandboxSpec) -> None:
         """Remove the snapshot that `spec` names."""
         self._images.forget(spec)
+        self._forked.pop(spec.image, None)
         await self._snapshots.drop(spec.image)
 
     async def reap(self, labels: Mapping[str, str]) -> int:
@@ -210,6 +213,7 @@ class DockerRuntime:
             container.name,
             channel,
             workdir=spec.workdir,
+            origin=self._forked.get(spec.image) or self._images.origin(image),
             user_env={"agent": identity, "root": {"HOME": "/root", "USER": "root", "LOGNAME": "root"}},
             remove=take_away,
             close_limit_s=CLOSE_LIMIT_S,

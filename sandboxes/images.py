@@ -8,7 +8,7 @@ from pathlib import Path
 import aiodocker
 import aiohttp
 
-from sandboxes.base import SandboxSpec
+from sandboxes.base import Origin, SandboxSpec
 from sandboxes.client import REMEDY, DockerClient
 from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, ImageMissing
 from sandboxes.pulls import ROOM_REMEDY, Say, pull
@@ -33,6 +33,7 @@ class ImageStore:
         self._shelf = Shelf(client, budget_bytes=budget_bytes, say=say)
         self._ready: dict[str, str] = {}
         self._pinned: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._building = asyncio.Semaphore(2)
 
@@ -51,6 +52,10 @@ class ImageStore:
                 async with self._building:
                     self._ready[wanted] = await (self._named(spec) if spec.image else self._built(spec))
         return self._ready[wanted]
+
+    def origin(self, image: str) -> Origin:
+        """Of sandboxes that are made from the image with this id, which `ensure` gave."""
+        return Origin(image=image, digest=self._digests.get(image, ""))
 
     def forget(self, spec: SandboxSpec) -> None:
         """Look again the next time: somebody removed this image."""
@@ -126,7 +131,9 @@ class ImageStore:
         try:
             async for attempt in patiently(BUSY_TOO):
                 with attempt:
-                    return str((await self._client.open().images.inspect(name))["Id"])
+                    found = await self._client.open().images.inspect(name)
+                    self._digests[found["Id"]] = next(iter(found.get("RepoDigests") or ()), "")
+                    return str(found["Id"])
         except aiodocker.DockerError as error:
             if error.status == 404:
                 return None

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from sandboxes.base import Command, Result, Runtime, Sandbox, SandboxSpec
+from sandboxes.base import Command, Origin, Result, Runtime, Sandbox, SandboxSpec
 from sandboxes.errors import CloseFailed, DaemonGone, SandboxError, StartFailed
 from sandboxes.latency import Latencies, Latency
 from sandboxes.outage import LOOK_AGAIN_S, OUTAGE_LIMIT_S, Outage
@@ -278,6 +278,10 @@ class _Timed:
     @property
     def sandbox_id(self) -> str:
         return self._sandbox.sandbox_id
+
+    @property
+    def origin(self) -> Origin:
+        return self._sandbox.origin
 
     async def run(self, command: Command) -> Result:
         started = time.monotonic()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from sandboxes.base import Command, Sandbox, SandboxSpec
+from sandboxes.base import Command, Origin, Sandbox, SandboxSpec
 from sandboxes.bwrap import BOX_PATH, LAUNCH_ENV, box_argv, find_python
 from sandboxes.channel import Channel
 from sandboxes.dockerfile import load_dockerfile
@@ -100,7 +100,7 @@ class ProcessRuntime:
         before = await self._state(spec)
         await box.kill_all()
         name = f"snapshot:{secrets.token_hex(8)}"
-        self._states[name] = StartState(await box.pack(limit_bytes=LIMIT_BYTES), before.env)
+        self._states[name] = StartState(await box.pack(limit_bytes=LIMIT_BYTES), before.env, before.digest)
         return structs.replace(spec, context=name)
 
     async def forget(self, spec: SandboxSpec) -> None:
@@ -169,7 +169,7 @@ class ProcessRuntime:
         async with self._starting:
             with self._door:
                 pipes = _Pipes()
-                box = self._box(sandbox_id, spec, pipes)
+                box = self._box(sandbox_id, spec, pipes, Origin(image=state.digest))
                 self._boxes.add(box)
                 try:
                     # Cancelling asyncio while it starts a process can hang for ever (3.11), so it never sees one.
@@ -188,7 +188,7 @@ class ProcessRuntime:
             return min(spec.disk_mib << 20 or self._box_bytes, self._box_bytes)
         return spec.disk_mib << 20 or self._disk_bytes
 
-    def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: "_Pipes") -> AgentSandbox:
+    def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: "_Pipes", origin: Origin) -> AgentSandbox:
         async def remove() -> None:
             await pipes.end(sandbox_id)
             self._boxes.discard(box)
@@ -197,6 +197,7 @@ class ProcessRuntime:
             sandbox_id,
             Channel(pipes, sandbox_id),
             workdir=spec.workdir,
+            origin=origin,
             user_env={"agent": {}, "root": {}},
             remove=remove,
             close_limit_s=CLOSE_LIMIT_S,

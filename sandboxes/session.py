@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from sandboxes.base import Command, Result
+from sandboxes.base import Command, Origin, Result
 from sandboxes.channel import Field
 from sandboxes.errors import CloseFailed, FileRefused, FileTooLarge, SandboxError, StartFailed
 from sandboxes.shield import finish
@@ -61,6 +61,7 @@ class AgentSandbox:
         channel: Caller,
         *,
         workdir: str,
+        origin: Origin,
         user_env: Mapping[str, Mapping[str, str]],
         remove: Callable[[], Awaitable[None]],
         close_limit_s: float,
@@ -68,6 +69,7 @@ class AgentSandbox:
         self._sandbox_id = sandbox_id
         self._channel = channel
         self._workdir = workdir
+        self._origin = origin
         self._user_env = user_env
         self._remove = remove
         self._close_limit_s = close_limit_s
@@ -77,6 +79,10 @@ class AgentSandbox:
     @property
     def sandbox_id(self) -> str:
         return self._sandbox_id
+
+    @property
+    def origin(self) -> Origin:
+        return self._origin
 
     @property
     def channel(self) -> Caller:

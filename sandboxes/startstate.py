@@ -5,6 +5,7 @@ nothing of how boxes are made.
 """
 
 import asyncio
+import hashlib
 import os
 import posixpath
 import time
@@ -28,6 +29,8 @@ class StartState(Struct, frozen=True):
 
     entries: list[bytes] = []
     env: dict[str, str] = {}
+    digest: str = ""
+    """`sha256:...` over both, without times; empty if nothing was built."""
 
 
 async def build_state(
@@ -49,9 +52,21 @@ async def build_state(
                 case Run(argv):
                     await _run(box, argv, folder, env, deadline)
         await box.kill_all()
-        return StartState(await box.pack(limit_bytes=LIMIT_BYTES), env)
+        entries = await box.pack(limit_bytes=LIMIT_BYTES)
+        return StartState(entries, env, await asyncio.to_thread(_digest, entries, env))
     except FileRefused as error:
         raise BuildFailed(f"{context / 'Dockerfile'}: {error.message}", remedy=NEEDS_DOCKER) from error
+
+
+def _digest(entries: list[bytes], env: dict[str, str]) -> str:
+    digest = hashlib.sha256()
+    for at in range(0, len(entries), FIELDS_PER_ENTRY):
+        kind, name, mode, _, content = entries[at : at + FIELDS_PER_ENTRY]
+        # Length first, so that no two different states write the same bytes.
+        digest.update(b"%s %s %d %d " % (kind, mode, len(name), len(content)) + name + content)
+    for key, value in sorted(env.items()):
+        digest.update(f"{len(key)} {len(value)} {key}{value}".encode("utf-8", "surrogateescape"))
+    return f"sha256:{digest.hexdigest()}"
 
 
 async def _run(box: AgentSandbox, argv: list[str], folder: str, env: dict[str, str], deadline: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from sandboxes.base import Command, Result, SandboxSpec
+from sandboxes.base import Command, Origin, Result, SandboxSpec
 from sandboxes.errors import FileMissing, FileTooLarge, SandboxGone
 from thundersync.core.types import Checker, FinishReason, Image, Task
 from thundersync.errors import EngineDied, EngineFailed, PublishFailed, TeacherFailed
@@ -340,6 +340,10 @@ class FakeSandbox:
     @property
     def sandbox_id(self) -> str:
         return self._sandbox_id
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(image=f"sha256:{self.spec.image}" if self.spec.image else "")
 
     async def run(self, command: Command) -> Result:
         await self._called("run")

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+import zstandard
 
 from thundersync.core.types import Message, Rollout, Scored, TokenSequence
 from thundersync.errors import ConfigError, ResumeError
@@ -150,6 +152,14 @@ async def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
     assert path.name == "step-000012.jsonl.zst"
     assert list(read_rollouts(path)) == rollouts
     assert [file.name for file in run.rollouts.iterdir()] == [path.name]
+
+
+async def test_rollouts_of_older_runs_have_no_image_and_are_read(tmp_path: Path) -> None:
+    new = msgspec.structs.replace(rollout(0), image="sha256:1", image_digest="r@sha256:2")
+    old = {name: value for name, value in msgspec.to_builtins(rollout(0)).items() if not name.startswith("image")}
+    path = tmp_path / "rollouts.jsonl.zst"
+    path.write_bytes(zstandard.compress(b"".join(msgspec.json.encode(each) + b"\n" for each in (new, old))))
+    assert list(read_rollouts(path)) == [new, rollout(0)]
 
 
 @pytest.mark.skipif(not (shutil.which("zstdcat") and shutil.which("jq")), reason="zstdcat and jq are not installed")

@@ -265,6 +265,9 @@ def check_tasks(
     stand_in: Annotated[
         str, typer.Option(help="A local image in the place of every base image.", metavar="IMAGE")
     ] = "",
+    bake_tools: Annotated[
+        bool, typer.Option("--bake-tools", help="Put what checkers install with uv into the images (env.bake_tools).")
+    ] = False,
     split: Split = "train",
 ) -> None:
     """Say of each task whether it can be trained on: complete, built, solved by its solution, and by nothing else."""
@@ -282,6 +285,7 @@ def check_tasks(
         again=again,
         network=network,
         stand_in=stand_in,
+        bake_tools=bake_tools,
         split=split,
         variables=os.environ,
         console=console,

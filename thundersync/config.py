@@ -255,6 +255,11 @@ class EnvConfig(Section, frozen=True, kw_only=True):
     """Of a verifiers environment: the arguments of its `load_environment`."""
     ids: str = ""
     """A file with the ids of the tasks to use, one a line; empty = all."""
+    checked: str = ""
+    """A report of `tasks check --json`: only tasks that are `ok` in it are used; empty = all."""
+    bake_tools: bool = False
+    """Docker only. Run each terminal task's checker once while its image is built, and keep the tools that it installs
+    with uv in the image: scoring then needs no network for them (docs/tasks.md)."""
     kinds: tuple[str, ...] = ()
     """Of SWE-smith rows: kinds of bugs to use, as globs, e.g. `func_pm_*` or `pr_*`; empty = all."""
     max_tests: NonNegative = 0

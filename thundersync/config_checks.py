@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from thundersync.config import DISTILLING, AlgoConfig, AlgoType, Config, TeacherConfig
+from thundersync.config import DISTILLING, AlgoConfig, AlgoType, Config, EnvConfig, TeacherConfig
 from thundersync.config_names import shown
 from thundersync.errors import ConfigError
 
@@ -71,7 +71,14 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _serve(config)
     yield from _sizes(config)
     yield from _gpus(config)
+    yield from _images(config)
     yield from _inert(config)
+
+
+def _images(config: Config) -> Iterator[str]:
+    for key, env in (("env", config.env), ("eval.env", config.eval.env if config.eval is not None else EnvConfig())):
+        if env.bake_tools and config.sandbox.runtime in ("process", "none"):
+            yield f"{key}.bake_tools builds images, and sandbox.runtime = {shown(config.sandbox.runtime)} has none"
 
 
 def _objective(config: Config) -> Iterator[str]:

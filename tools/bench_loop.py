@@ -25,7 +25,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from sandboxes.base import Command, Result, Sandbox, SandboxSpec
+from sandboxes.base import Command, Origin, Result, Sandbox, SandboxSpec
 from thundersync.config import Config
 from thundersync.config_file import config_from
 from thundersync.core.ready_queue import PartRoom
@@ -109,6 +109,7 @@ class ScriptedSandbox:
     """Commands end after a drawn pause, with a page of output."""
 
     sandbox_id = "scripted"
+    origin = Origin()
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw

@@ -199,6 +199,7 @@ async def test_a_reward_function_sees_the_rollout_and_its_sandbox() -> None:
     rollout = await roll(agent, reward=reward, runtime=runtime, feed=feed)
     assert rollout.outcome == Scored(reward=0.5, rewards={"reward": 0.5})
     assert len(runtime.sandboxes) == 1
+    assert rollout.image == "sha256:fake"
     assert [(turn.command, turn.output) for turn in rollout.turns] == [("touch x", "out")]
     assert feed.kinds.count("tool_started") == feed.kinds.count("tool_finished") == 1
 
@@ -208,8 +209,8 @@ async def test_a_sandbox_that_nobody_uses_never_starts() -> None:
         return 1.0
 
     runtime = FakeRuntime()
-    await roll(talk, reward=reward, runtime=runtime)
-    assert runtime.sandboxes == []
+    rollout = await roll(talk, reward=reward, runtime=runtime)
+    assert runtime.sandboxes == [] and rollout.image == ""
 
 
 async def test_a_sandbox_that_a_forgotten_task_starts_is_closed_too() -> None:

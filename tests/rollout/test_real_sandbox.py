@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from sandboxes import ProcessRuntime, RuntimeUnavailable
+from sandboxes import DockerRuntime, ProcessRuntime, Runtime, RuntimeUnavailable
+from tests.docker_daemon import BASE_IMAGE, DockerDaemon
 from tests.fakes import ByteTokenizer, FakeGenerator, Feed, a_task, turns
 from tests.tasks.repairs import a_row
 from thundersync.config import RolloutConfig
@@ -54,7 +56,7 @@ def checked_by(folder: Path, script: str, *, timeout_s: float = 60.0) -> Task:
     return a_task(image=Image(context=str(folder)), checker=Checker(tests=str(tests), timeout_s=timeout_s))
 
 
-async def roll(runtime: ProcessRuntime, task: Task, *replies: str, **config: Any) -> Rollout:
+async def roll(runtime: Runtime, task: Task, *replies: str, **config: Any) -> Rollout:
     agent = ShellAgent(
         renderer=Renderer(ByteTokenizer()),
         runtime=runtime,
@@ -77,7 +79,22 @@ async def test_what_the_agent_did_is_what_is_judged(runtime: ProcessRuntime, tas
     solved = await roll(runtime, task, bash("pwd", "echo hello > greeting.txt"), bash("submit"))
     assert reward(solved) == 1.0
     assert solved.turns[0].output == "/workspace"
-    assert reward(await roll(runtime, task, bash("submit"))) == 0.0
+    idle = await roll(runtime, task, bash("submit"))
+    assert reward(idle) == 0.0
+    assert solved.image == idle.image and solved.image.startswith("sha256:")
+
+
+@pytest.mark.docker
+async def test_a_rollout_records_the_image_that_its_container_was_made_from(
+    docker_daemon: DockerDaemon, task: Task
+) -> None:
+    containers = DockerRuntime(docker_daemon.host)
+    named = msgspec.structs.replace(task, image=Image(name=BASE_IMAGE))
+    rollout = await roll(containers, named, bash("echo hello > greeting.txt"), bash("submit"))
+    await containers.close()
+    assert reward(rollout) == 1.0
+    assert rollout.image == docker_daemon.docker("inspect", "-f", "{{.Id}}", BASE_IMAGE).strip()
+    assert rollout.image_digest == ""  # it came from no registry
 
 
 async def test_output_comes_back_in_its_order_with_exit_codes_and_line_numbers(

@@ -421,6 +421,7 @@ async def test_a_prepared_sandbox_is_forked_and_its_forks_are_strangers(lab: Lab
     await prepared.run(Command(script="echo later > a/file"))
     await prepared.close()
     one, other = await asyncio.gather(lab.runtime.start(fork), lab.runtime.start(fork))
+    assert one.origin == prepared.origin
     first = await one.run(Command(script="cat link; stat -c '%a %u' a/file; echo mine >> a/file; echo $SET"))
     assert first.stdout == b"made\n750 1000\nthere\n"
     assert (await other.run(Command(script="cat a/file"))).stdout == b"made\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import Command, DockerRuntime, ImageMissing, SandboxSpec
+from sandboxes import Command, DockerRuntime, ImageMissing, Origin, SandboxSpec
 from sandboxes.client import DockerClient
 from sandboxes.images import ImageStore
 from sandboxes.pulls import Progress
@@ -49,6 +49,7 @@ async def test_a_name_means_one_image_for_a_whole_run(docker_daemon: DockerDaemo
     pinned = await store.ensure(spec)
     assert said == [f"pulling {spec.image}", f"pulled {spec.image}"]
     assert pinned == image_id(docker_daemon, spec.image)
+    assert store.origin(pinned) == Origin(image=pinned, digest=f"{registry.name}@{first}")
     second = registry.publish("latest")  # somebody builds it again under the same name
     docker_daemon.docker("rmi", "-f", pinned)
     store.forget(spec)

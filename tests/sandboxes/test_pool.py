@@ -9,6 +9,7 @@ import pytest
 from sandboxes import (
     Command,
     DaemonGone,
+    Origin,
     Pool,
     ProcessRuntime,
     Result,
@@ -30,6 +31,7 @@ class Empty:
     def __init__(self, world: "World", number: int, spec: SandboxSpec) -> None:
         self.world, self.spec, self.dead = world, spec, False
         self.sandbox_id = f"empty-{number}"
+        self.origin = Origin(image=f"sha256:{number}")
 
     async def run(self, command: Command) -> Result:
         if self.dead:

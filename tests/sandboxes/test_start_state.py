@@ -73,6 +73,36 @@ async def test_the_start_state_is_built_once_and_the_same_for_all(lab: Lab, cont
     await later.close()
 
 
+async def test_a_sandbox_says_what_it_was_made_from(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("one\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nENV A=1\nCOPY data /workspace/data\n")
+    spec = SandboxSpec(context=str(tmp_path))
+    one, other = await asyncio.gather(lab.runtime.start(spec), lab.runtime.start(spec))
+    assert one.origin == other.origin
+    assert one.origin.image.startswith("sha256:") and len(one.origin.image) == 71
+    if lab.daemon is not None:
+        assert one.origin.image == lab.daemon.docker("inspect", "-f", "{{.Image}}", one.sandbox_id).strip()
+    else:
+        assert (await lab.start()).origin.image == ""  # nothing was built
+    await asyncio.gather(one.close(), other.close())
+
+
+async def test_the_same_state_built_elsewhere_and_later_has_the_same_digest(lab: Lab, tmp_path: Path) -> None:
+    if lab.daemon is not None:
+        pytest.skip("what a Docker image's id covers is Docker's business")
+
+    async def built(data: str, value: str) -> str:
+        (tmp_path / "data").write_text(data)
+        (tmp_path / "Dockerfile").write_text(f"FROM x\nENV A={value}\nCOPY data /workspace/data\n")
+        runtime = ProcessRuntime()
+        sandbox = await runtime.start(SandboxSpec(context=str(tmp_path)))
+        await runtime.close()
+        return sandbox.origin.image
+
+    assert await built("one", "1") == await built("one", "1")
+    assert len({await built(*each) for each in (("one", "1"), ("two", "1"), ("one", "2"))}) == 3
+
+
 async def test_a_failing_build_tells_what_was_said(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nRUN echo some reason; exit 3\n")
     with pytest.raises(BuildFailed, match="some reason"):

@@ -112,6 +112,42 @@ def test_an_ids_file_chooses_hides_faults_of_others_and_must_name_what_is_there(
         load_env(env, keep=keep)
 
 
+def test_a_check_report_leaves_out_what_is_not_ok_and_tells_it(tmp_path: Path, keep: KeptFiles) -> None:
+    names = ("good", "torn", "bad", "needy", "new")
+    rows = [{**PROMPT, "id": name, "prompt": "" if name == "torn" else "Say yes."} for name in names]
+    report = tmp_path / "report.jsonl"
+    env = EnvConfig(path=write_rows(tmp_path / "rows.jsonl", rows), checked=str(report))
+
+    def checked(**states: str) -> None:
+        lines = [{"key": f"rows/{name}", "format": "prompts", "state": state} for name, state in states.items()]
+        report.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    checked(good="ok", torn="refused", bad="unsolved", needy="needs_root")
+    said: list[str] = []
+    assert [task.task_id for task in load_env(env, keep=keep, say=said.append)] == ["good"]
+    (line,) = said
+    assert all(each in line for each in ("1 refused", "1 unsolved", "1 needs_root", "1 not in it"))
+    checked(good="unsolved", elsewhere="ok")
+    with pytest.raises(TaskError, match="1 unsolved") as caught:
+        load_env(env, keep=keep)
+    assert f"tasks check {env.path} --json {report}" in caught.value.remedy
+    report.unlink()
+    with pytest.raises(TaskError, match=r"env\.checked: .* cannot be read"):
+        load_env(env, keep=keep)
+    report.write_text("good\n")
+    with pytest.raises(TaskError, match="line 1 is no line of a report"):
+        load_env(env, keep=keep)
+
+
+def test_what_was_checked_on_a_stand_in_is_used_and_told(tmp_path: Path, keep: KeptFiles) -> None:
+    report = tmp_path / "report.jsonl"
+    report.write_text(json.dumps({"key": "rows/p", "format": "prompts", "state": "ok", "stand_in": "here:1"}) + "\n")
+    env = EnvConfig(path=write_rows(tmp_path / "rows.jsonl", [PROMPT]), checked=str(report))
+    said: list[str] = []
+    assert len(load_env(env, keep=keep, say=said.append)) == 1
+    assert "found on here:1, not on the tasks' own images" in said[0]
+
+
 def test_shaping_and_weights_reach_the_checker(tmp_path: Path, keep: KeptFiles) -> None:
     folder = make_folder(tmp_path / "seta")
     (folder / "weights.json").write_text('{"test_a": 0.75, "test_b": 0.25}')

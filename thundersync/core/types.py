@@ -262,6 +262,11 @@ class Rollout(Struct, frozen=True, kw_only=True):
     tool_s: float = 0.0
     score_s: float = 0.0
     attempt: int = 1
+    image: str = ""
+    """What its sandbox was made from: the id of a Docker image, or of what a Dockerfile made of a process sandbox
+    (`sha256:...`). Empty where nothing was started or built, and in files of older runs."""
+    image_digest: str = ""
+    """`repository@sha256:...`, by which that image can be pulled again; empty where the Docker daemon knows none."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -163,6 +163,7 @@ def _conversation(rollout: Rollout, step: int, why: str) -> Conversation:
                 f"{rollout.generate_s:.1f} s generating",
                 f"{rollout.tool_s:.1f} s in tools",
                 f"{rollout.score_s:.1f} s scoring",
+                *([f"image {rollout.image[:19]}"] if rollout.image else []),
                 *([f"attempt {rollout.attempt}"] if rollout.attempt > 1 else []),
                 *([f"{len(rollout.sequences)} sequences"] if len(rollout.sequences) > 1 else []),
             ]

@@ -136,6 +136,7 @@ class ShellAgent:
         if not dialogue.prompt_ids:
             raise Broken("agent", "the chat template made an empty prompt")
         async with self.worlds.open(live.task, live.rollout_id) as sandbox:
+            live.origin = sandbox.origin
             talk = _Talk(self.worlds.limit_s(live.task))
             verdict = await in_stages(
                 sandbox,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from sandboxes.base import Origin
 from sandboxes.errors import SandboxError
 from thundersync.core.types import (
     Failed,
@@ -73,6 +74,8 @@ class Attempt:
         self.opening: list[int] = []
         """The first prompt that was sampled from; later ones may begin with it."""
         self.score_s = 0.0
+        self.origin = Origin()
+        """Of its sandbox, once there is one."""
 
     def started(self) -> RolloutStarted:
         return RolloutStarted(
@@ -139,6 +142,8 @@ class Attempt:
             tool_s=sum(turn.tool_s for turn in turns),
             score_s=self.score_s,
             attempt=self.number,
+            image=self.origin.image,
+            image_digest=self.origin.digest,
         )
 
 

@@ -140,6 +140,7 @@ class FunctionAgent:
         finally:
             self._alive.pop(rollout_id, None)
             policy.close()
+            live.origin = sandbox.origin
             await sandbox.close()
         self._tell_forks(policy, rollout_id)
         return live.rollout(outcome, await asyncio.to_thread(live.said))

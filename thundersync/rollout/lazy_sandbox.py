@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandboxes.base import Command, Result, Sandbox
+from sandboxes.base import Command, Origin, Result, Sandbox
 from sandboxes.errors import SandboxError
 from thundersync.core.types import RolloutId, Turn
 from thundersync.monitor.events import ToolFinished, ToolStarted
@@ -41,6 +41,11 @@ class LazySandbox:
     def sandbox_id(self) -> str:
         """Of the sandbox; the rollout's until there is one."""
         return self._sandbox.sandbox_id if self._sandbox is not None else self._rollout_id
+
+    @property
+    def origin(self) -> Origin:
+        """Of the sandbox; empty while there is none."""
+        return self._sandbox.origin if self._sandbox is not None else Origin()
 
     async def run(self, command: Command) -> Result:
         return await (await self._started()).run(command)
@@ -99,6 +104,10 @@ class ToldSandbox:
     @property
     def sandbox_id(self) -> str:
         return self._sandbox.sandbox_id
+
+    @property
+    def origin(self) -> Origin:
+        return self._sandbox.origin
 
     async def run(self, command: Command) -> Result:
         turn = len(self._turns) - 1

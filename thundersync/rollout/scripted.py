@@ -66,33 +66,32 @@ class ScriptedAgent:
 
     async def _judged(self, live: Attempt) -> Outcome:
         try:
-            verdict = await self._verdict(live.task, live.rollout_id)
+            verdict = await self._verdict(live)
         finally:
             live.score_s = time.time() - live.started_s
         outcome = Scored(reward=verdict.reward, rewards=verdict.rewards, stop="submitted", change=verdict.change)
         self._emit(live.scored(outcome))
         return outcome
 
-    async def _verdict(self, task: Task, rollout_id: RolloutId) -> Verdict:
+    async def _verdict(self, live: Attempt) -> Verdict:
         if self._kind == "idle":
-            return await self._attempt(task, rollout_id, lambda sandbox, task: asyncio.sleep(0))
-        if not task.solution:
-            raise Broken("agent", f"task {task.task_id} has no reference solution to run")
-        verdict = await self._attempt(task, rollout_id, lambda sandbox, task: run_solution(sandbox, task, "agent"))
+            return await self._attempt(live, lambda sandbox, task: asyncio.sleep(0))
+        if not live.task.solution:
+            raise Broken("agent", f"task {live.task.task_id} has no reference solution to run")
+        verdict = await self._attempt(live, lambda sandbox, task: run_solution(sandbox, task, "agent"))
         if verdict.reward >= FULL:
             return verdict
-        return await self._attempt(task, rollout_id, lambda sandbox, task: run_solution(sandbox, task, "root"))
+        return await self._attempt(live, lambda sandbox, task: run_solution(sandbox, task, "root"))
 
-    async def _attempt(
-        self, task: Task, rollout_id: RolloutId, act: Callable[[Sandbox, Task], Awaitable[object]]
-    ) -> Verdict:
-        async with self._worlds.open(task, rollout_id) as sandbox:
+    async def _attempt(self, live: Attempt, act: Callable[[Sandbox, Task], Awaitable[object]]) -> Verdict:
+        async with self._worlds.open(live.task, live.rollout_id) as sandbox:
+            live.origin = sandbox.origin
 
             async def work(stage: Task, last: bool) -> None:
                 await act(sandbox, stage)
 
             async def judge(stage: Task) -> Verdict:
-                self._emit(ScoringStarted(at_s=time.time(), rollout_id=rollout_id))
-                return await self._checker.score(sandbox, stage, rollout_id=rollout_id)
+                self._emit(ScoringStarted(at_s=time.time(), rollout_id=live.rollout_id))
+                return await self._checker.score(sandbox, stage, rollout_id=live.rollout_id)
 
-            return await in_stages(sandbox, task, act=work, judge=judge, checker=self._checker)
+            return await in_stages(sandbox, live.task, act=work, judge=judge, checker=self._checker)

@@ -34,7 +34,9 @@ from thundersync.score.repairs import JudgeBroken, RepairJudge, spec_of
 from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
 from thundersync.score.solution import run_solution, solution_limit_s
 from thundersync.score.stages import in_stages
+from thundersync.tasks.baked import baked
 from thundersync.tasks.found import Found
+from thundersync.tasks.kept import KeptFiles
 from thundersync.tasks.standin import base_images
 
 CLOSE_LIMIT_S = 60.0
@@ -77,6 +79,8 @@ class TaskReport(Struct, frozen=True, kw_only=True):
     """Hosts and package managers that its Dockerfile and scripts name, by reading them."""
     stand_in: str = ""
     """The image that took the place of the task's base images."""
+    baked: bool = False
+    """Its checker's tools were put into its image."""
     runtime: str = ""
     seconds: float = 0.0
 
@@ -101,14 +105,19 @@ class TaskCheck:
         network: Literal["task", "off"] = "task",
         stand_in: str = "",
         place: Callable[[Task], Task] | None = None,
+        bake: bool = False,
+        keep: KeptFiles | None = None,
     ) -> None:
-        """`network`: `off` gives none to any sandbox. `place` puts the image `stand_in` into a task, where wanted."""
+        """`network`: `off` gives none to any sandbox. `place` puts the image `stand_in` into a task, where wanted.
+        `bake` puts the checker's tools into it, by way of a folder in `keep`."""
         self._runtime = runtime
         self._jobs = jobs
         # A process sandbox has none: what a task really needs shows when it is missing.
         self._network = "off" if runtime.name == "process" else network
         self._stand_in = stand_in
         self._place = place
+        self._bake = bake
+        self._keep = keep or KeptFiles()
         self._checker = RewardChecker(runtime=runtime)
         self._judge = RepairJudge(runtime)
 
@@ -131,7 +140,9 @@ class TaskCheck:
     async def check(self, found: Found) -> TaskReport:
         """One task. Every failure is an answer, but this machine's own, which `run` names too: those are raised."""
         started_s = time.monotonic()
-        report = TaskReport(key=found.key, format=found.format, state="ok", runtime=self._runtime.name)
+        report = TaskReport(
+            key=found.key, format=found.format, state="ok", baked=self._bake, runtime=self._runtime.name
+        )
         seen: dict[str, float] = {}
         state: State = "ok"
         reason = ""
@@ -171,6 +182,8 @@ class TaskCheck:
     async def _placed(self, task: Task) -> Task:
         if self._place is not None:
             task = await asyncio.to_thread(self._place, task)
+        if self._bake:
+            task = await asyncio.to_thread(baked, task, self._keep)
         if self._network == "off":
             task = msgspec.structs.replace(task, network=False)
         return task

@@ -34,6 +34,7 @@ async def check_all(
     again: bool,
     network: str,
     stand_in: str,
+    bake_tools: bool = False,
     split: str = USUAL_SPLIT,
     variables: Mapping[str, str],
     console: Console,
@@ -53,9 +54,15 @@ async def check_all(
     report = ReportFile(json, again=again)
     chosen = await sandboxes.choose(kind, docker_host=docker_host, box_mib=sandboxes.BOX_MIB)
     try:
-        left = [each for each in found if not report.holds(each.key, runtime=chosen.name, stand_in=stand_in)]
+        left = [
+            each
+            for each in found
+            if not report.holds(each.key, runtime=chosen.name, stand_in=stand_in, baked=bake_tools)
+        ]
         if stand_in and chosen.name != "docker":
             raise ConfigError("--stand-in names an image, and process sandboxes have none", remedy="--runtime docker")
+        if bake_tools and chosen.name != "docker":
+            raise ConfigError("--bake-tools builds images, and process sandboxes have none", remedy="--runtime docker")
         console.print(f"{len(left)} of {len(found)} tasks to check, in {chosen.name} sandboxes", highlight=False)
         with tempfile.TemporaryDirectory(prefix="thundersync-stand-in-") as folder:
             checks = TaskCheck(
@@ -64,6 +71,7 @@ async def check_all(
                 network=net,
                 stand_in=stand_in,
                 place=StandIn(stand_in, Path(folder)).place if stand_in else None,
+                bake=bake_tools,
             )
 
             def done(each: TaskReport) -> None:

@@ -39,7 +39,7 @@ def usable(path: str, found: Iterable[Found]) -> list[Task]:
     if faults:
         raise TaskError(
             listed(f"{path} holds tasks that cannot be used", faults),
-            remedy="Complete them, or name the tasks to use: env.ids, or a task_filter.txt beside task folders.",
+            remedy="Complete them, or name some: env.ids, env.checked, or a task_filter.txt beside task folders.",
         )
     return tasks
 

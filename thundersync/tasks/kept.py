@@ -5,11 +5,14 @@ Named by their content, so that a second load finds them, and two data sets shar
 
 import hashlib
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import platformdirs
+
+from sandboxes.tree import content_hash
 
 
 class KeptFiles:
@@ -26,23 +29,43 @@ class KeptFiles:
             data = _bytes(files[name])
             digest.update(f"{len(name)}:{name}:{len(data)}:".encode())
             digest.update(data)
-        folder = (self._root / digest.hexdigest()[:2] / digest.hexdigest()[2:40]).absolute()
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+
+        def fill(folder: Path) -> None:
             for name, text in files.items():
-                path = partial / name
+                path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(_bytes(text))
-            partial.chmod(0o755)
-            try:
-                os.rename(partial, folder)  # noqa: PTH104 - atomic; an equal folder made meanwhile serves as well
-            except OSError:
-                if not folder.is_dir():
-                    raise
-                for path in sorted(partial.rglob("*"), reverse=True):
-                    path.unlink() if path.is_file() else path.rmdir()
-                partial.rmdir()
+
+        folder = self._at(digest.hexdigest())
+        return folder if folder.is_dir() else self._settle(self._filled(fill), folder)
+
+    def keep_folder(self, fill: Callable[[Path], None]) -> Path:
+        """The folder that holds exactly what `fill` puts into an empty one. Absolute."""
+        partial = self._filled(fill)
+        return self._settle(partial, self._at(content_hash(partial)))
+
+    def _at(self, digest: str) -> Path:
+        return (self._root / digest[:2] / digest[2:40]).absolute()
+
+    def _filled(self, fill: Callable[[Path], None]) -> Path:
+        self._root.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._root))
+        try:
+            fill(partial)
+        except BaseException:
+            shutil.rmtree(partial)
+            raise
+        partial.chmod(0o755)
+        return partial
+
+    def _settle(self, partial: Path, folder: Path) -> Path:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(partial, folder)  # noqa: PTH104 - atomic; an equal folder made meanwhile serves as well
+        except OSError:
+            shutil.rmtree(partial)
+            if not folder.is_dir():
+                raise
         return folder
 
 

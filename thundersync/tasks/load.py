@@ -15,6 +15,8 @@ import msgspec
 from thundersync.config import EnvConfig, EnvType
 from thundersync.core.types import Task
 from thundersync.errors import TaskError
+from thundersync.tasks.baked import baked
+from thundersync.tasks.checked import CheckedTasks
 from thundersync.tasks.found import Found, listed, usable
 from thundersync.tasks.functions import find_function_tasks, is_function_path
 from thundersync.tasks.harbor import find_harbor, resolve
@@ -41,17 +43,22 @@ def load_env(
 ) -> list[Task]:
     """The tasks that `env` names, after its filters, in their format's order. Reads files: call it in a thread.
 
-    `say` is told where something else is read than what was named.
+    `say` is told where something else is read than what was named, and what `env.checked` leaves out.
     Raises: TaskError with every fault of every task, or when no task is left.
     """
     keep = keep if keep is not None else KeptFiles()
-    found = list(_filtered(_found(env, variables, keep, say), env))
+    checked = CheckedTasks(env.checked) if env.checked else None
+    found = list(_filtered(_found(env, variables, keep, say), env, checked))
     tasks = usable(env.path, found)
+    if checked is not None:
+        _tell_left_out(env, checked, tasks, say)
     if not tasks:
         raise TaskError(
             f"no tasks at {env.path}" + (" pass the filters of [env]" if _filters(env) else ""),
             remedy="Correct the path, or widen env.ids, env.kinds, env.max_tests and env.issue_text.",
         )
+    if env.bake_tools:
+        tasks = [baked(task, keep) for task in tasks]
     if env.reward == "task":
         return tasks
     return [_shaped(task, env) for task in tasks]
@@ -184,8 +191,8 @@ def _filters(env: EnvConfig) -> bool:
     return bool(env.ids or env.kinds or env.max_tests or env.issue_text)
 
 
-def _filtered(found: Iterator[Found], env: EnvConfig) -> Iterator[Found]:
-    """Faults of tasks that the ids leave out are nobody's concern; the other filters need a task that was read."""
+def _filtered(found: Iterator[Found], env: EnvConfig, checked: CheckedTasks | None) -> Iterator[Found]:
+    """Faults of tasks left out by ids or report are nobody's concern; the last filters need a task that was read."""
     wanted = _ids(env.ids) if env.ids else None
     seen: set[str] = set()
     for each in found:
@@ -195,12 +202,30 @@ def _filtered(found: Iterator[Found], env: EnvConfig) -> Iterator[Found]:
             seen.add(each.task_id)
         if env.kinds and not any(_is_kind(each.task_id, kind) for kind in env.kinds):
             continue
+        if checked is not None and not checked.passes(each):
+            continue
         if each.task is None or _passes(each.task, env):
             yield each
     if wanted is not None and (lost := sorted(wanted - seen)):
         raise TaskError(
             listed(f"{env.ids} names tasks that are not at {env.path}", lost), remedy="Correct the ids, one a line."
         )
+
+
+def _tell_left_out(env: EnvConfig, checked: CheckedTasks, tasks: list[Task], say: Say) -> None:
+    if checked.left_out and not tasks:
+        raise TaskError(
+            f"no task of {env.path} is left; not `ok` in {env.checked}: {checked.left_out}",
+            remedy=f"Check them: python -m thundersync tasks check {env.path} --json {env.checked}; or name those to "
+            "use in a file of env.ids, and leave out env.checked.",
+        )
+    if checked.left_out:
+        say(f"{env.path}: left out what is not `ok` in {env.checked}: {checked.left_out}")
+    if checked.baked and not env.bake_tools:
+        say(f"{env.path}: what {env.checked} says was found with --bake-tools, and env.bake_tools is off")
+    if checked.stand_ins:
+        stand_ins = ", ".join(sorted(checked.stand_ins))
+        say(f"{env.path}: what {env.checked} says was found on {stand_ins}, not on the tasks' own images")
 
 
 def _is_kind(task_id: str, kind: str) -> bool:

@@ -26,17 +26,19 @@ class ReportFile:
         if path is None:
             return
         if path.exists():
-            self.known = {each.key: each for each in _read(path) if not again or each.state in GOOD}
+            self.known = {each.key: each for each in read_report(path) if not again or each.state in GOOD}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
         partial.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in self.known.values()))
         partial.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
-    def holds(self, key: str, *, runtime: str, stand_in: str) -> bool:
+    def holds(self, key: str, *, runtime: str, stand_in: str, baked: bool = False) -> bool:
         """Whether there is an answer that was found in such sandboxes."""
         known = self.known.get(key)
-        return known is not None and known.runtime == runtime and known.stand_in in ("", stand_in)
+        return (
+            known is not None and known.runtime == runtime and known.stand_in in ("", stand_in) and known.baked == baked
+        )
 
     def add(self, report: TaskReport) -> None:
         self.known[report.key] = report
@@ -47,6 +49,22 @@ class ReportFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def read_report(path: Path) -> list[TaskReport]:
+    """The lines of a report. Raises: OSError, TaskError for another file's content."""
+    found = []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(msgspec.json.decode(line, type=TaskReport))
+        except msgspec.DecodeError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                break  # a check was killed while it wrote its last line
+            raise TaskError(
+                f"{path}, line {number} is no line of a report: {error}", remedy="Give a new file, or remove this one."
+            ) from error
+    return found
 
 
 def table(reports: Iterable[TaskReport]) -> Table:
@@ -76,18 +94,3 @@ def summary(reports: Iterable[TaskReport]) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
-
-
-def _read(path: Path) -> list[TaskReport]:
-    found = []
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(msgspec.json.decode(line, type=TaskReport))
-        except msgspec.DecodeError as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                break  # a check was killed while it wrote its last line
-            raise TaskError(
-                f"{path}, line {number} is no line of a report: {error}", remedy="Give a new file, or remove this one."
-            ) from error
-    return found

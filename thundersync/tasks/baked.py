@@ -1,0 +1,105 @@
+"""Puts the tools that a task's checker downloads into the task's image, so that scoring needs no network.
+
+Most published terminal tasks install uv, and pytest through it, each time they score. Here the checker runs once while
+the image is built, with the build's network, in a stage of its own; of that stage only uv and its cache are taken over,
+into root's home. So neither the tests nor what they did to the world are in the image that agents, who are not root,
+work in. Sits between the loaders and whoever starts sandboxes. Refuses to know what is built how.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from thundersync.core.types import Checker, Image, Task, TaskId
+from thundersync.errors import TaskError
+from thundersync.score.missing_tools import wants_network
+from thundersync.tasks.kept import KeptFiles
+
+_FOLDER = "thundersync-bake"
+_FROM = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*\S+(?:[ \t]+AS[ \t]+(\S+))?[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_STAGES = """
+FROM {name} AS thundersync-tools
+USER root
+COPY {folder}/tests/ /tests/
+COPY {folder}/bake.sh /thundersync-bake.sh
+WORKDIR {workdir}
+RUN ["bash", "/thundersync-bake.sh"]
+
+FROM {name}
+COPY --from=thundersync-tools /root/.local/ /root/.local/
+COPY --from=thundersync-tools /root/.cache/uv/ /root/.cache/uv/
+COPY --from=thundersync-tools /root/.config/uv/ /root/.config/uv/
+"""
+# What the checker says of the untouched world is of no interest, and may well be that all has failed.
+_SCRIPT = """export HOME=/root {env}
+mkdir -p /root/.local /root/.cache/uv /root/.config/uv /logs/verifier
+timeout {timeout_s:.0f} bash -c {command}
+if [ -z "$(ls /root/.cache/uv)" ]; then
+  echo 'the checker could not install its tools while the image was built: is there a network?'
+  exit 1
+fi
+echo 'offline = true' >/root/.config/uv/uv.toml
+"""
+
+
+def baked(task: Task, keep: KeptFiles) -> Task:
+    """The task on an image with its checker's tools in it, or as it is where the checker installs nothing with uv.
+
+    Copies the task's build folder: call it in a thread. Stages and repairs stay as they are.
+    Raises: TaskError, OSError.
+    """
+    image, checker = task.image, task.checker
+    if task.stages or checker.verdict in ("repair", "swebench_results") or not _uses_uv(checker):
+        return task
+    if not image.name and not image.context:
+        return task
+    folder = keep.keep_folder(_filler(task))
+    return msgspec.structs.replace(task, image=Image(context=str(folder)))
+
+
+def _uses_uv(checker: Checker) -> bool:
+    scripts = [Path(checker.script)] if checker.script else []
+    for folder in filter(None, (checker.shared, checker.tests)):
+        scripts += sorted(Path(folder).glob("*.sh"))
+    return any("uv" in wants_network(each.read_text(encoding="utf-8", errors="replace")) for each in scripts)
+
+
+def _filler(task: Task) -> Callable[[Path], None]:
+    def fill(folder: Path) -> None:
+        text = f"FROM {task.image.name}\n"
+        if not task.image.name:
+            shutil.copytree(task.image.context, folder, symlinks=True, dirs_exist_ok=True)
+            text = (folder / "Dockerfile").read_text(encoding="utf-8", errors="surrogateescape")
+        ignored = folder / ".dockerignore"
+        if ignored.exists():
+            ignored.write_text(f"{ignored.read_text(encoding='utf-8').rstrip()}\n!{_FOLDER}\n", encoding="utf-8")
+        tests, checker = folder / _FOLDER / "tests", task.checker
+        tests.mkdir(parents=True)
+        for source in filter(None, (checker.shared, checker.tests)):
+            shutil.copytree(source, tests, symlinks=True, dirs_exist_ok=True)
+        if checker.script:
+            shutil.copy(checker.script, tests)
+        env = " ".join(f"{key}={shlex.quote(value)}" for key, value in {**task.env, **checker.env}.items())
+        script = _SCRIPT.format(env=env, timeout_s=checker.timeout_s, command=shlex.quote(checker.command))
+        (folder / _FOLDER / "bake.sh").write_text(script, encoding="utf-8")
+        text, name = _named(text, task.task_id)
+        text += _STAGES.format(name=name, folder=_FOLDER, workdir=task.workdir)
+        (folder / "Dockerfile").write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    return fill
+
+
+def _named(dockerfile: str, task_id: TaskId) -> tuple[str, str]:
+    """The file with its last stage named, and that name. Raises: TaskError."""
+    found = list(_FROM.finditer(dockerfile))
+    if not found:
+        raise TaskError(f"the Dockerfile of {task_id} has no line FROM", remedy="Write each FROM in one line.")
+    last = found[-1]
+    if last[1]:
+        return dockerfile.rstrip() + "\n", last[1]
+    name = "thundersync-task"
+    return f"{dockerfile[: last.end()].rstrip()} AS {name}{dockerfile[last.end() :].rstrip()}\n", name

@@ -68,12 +68,13 @@ def pip(*arguments: str) -> None:
         pytest.skip(f"NOT COMPARED, THE PACKAGE INDEX CANNOT BE REACHED: {done.stderr[-300:]}")
 
 
-def row_of(file: str, instance_id: str) -> dict[str, Any]:
+def row_of(file: str, *, instance_id: str = "", repo: str = "") -> dict[str, Any]:
+    """The first row that is named so, or comes from such a repository."""
     if not SHARED.is_dir():
         pytest.skip("the published tasks are not here (THUNDERSYNC_TASKS)")
     text = (SHARED / file).read_text()
     rows = json.loads(text) if file.endswith(".json") else map(json.loads, text.splitlines())
-    return next(row for row in rows if row["instance_id"] == instance_id)
+    return next(row for row in rows if row["instance_id"] == instance_id or (repo and repo in row["repo"]))
 
 
 def apply(folder: Path, patch: str, *flags: str) -> None:
@@ -83,7 +84,7 @@ def apply(folder: Path, patch: str, *flags: str) -> None:
 
 def flask_image(folder: Path, row: dict[str, Any]) -> Image:
     """The row's image, as far as its script looks at it: the repository before the repair, and an environment."""
-    pip("download", "--no-binary=:all:", "--no-build-isolation", "--dest", str(folder / "sdist"), FLASK)
+    pip("download", "--no-binary=flask", "--dest", str(folder / "sdist"), FLASK)
     with tarfile.open(next((folder / "sdist").iterdir())) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     testbed = folder / "context" / "testbed"
@@ -137,7 +138,7 @@ async def test_a_swe_bench_instance_is_judged_as_by_the_official_package(
 ) -> None:
     grading = official("swebench.harness.grading", "pip install 'swebench>=5'")
     utils = official("swebench.harness.utils", "pip install 'swebench>=5'")
-    row = row_of("swebench/verified_v5.jsonl", "pallets__flask-5014")
+    row = row_of("swebench/verified_v5.jsonl", instance_id="pallets__flask-5014")
     found = bench_task(row, suite="s", keep=KeptFiles(tmp_path / "kept"))
     assert found.task is not None, found.faults
     task = msgspec.structs.replace(found.task, image=flask_image(tmp_path, row))
@@ -167,9 +168,9 @@ async def test_a_swe_smith_instance_is_judged_as_by_the_official_package(
 ) -> None:
     grading = official("swesmith.harness.grading", "pip install swesmith 'swebench<5'")
     rows = "swesmith/generated.json"
-    sources = json.loads((SHARED / "swesmith" / "sources.json").read_text())["addict"] if SHARED.is_dir() else {}
-    first = next(each["instance_id"] for each in json.loads((SHARED / rows).read_text()) if "addict" in each["repo"])
-    row = row_of(rows, first)
+    row = row_of(rows, repo="addict")
+    first = row["instance_id"]
+    sources = json.loads((SHARED / "swesmith" / "sources.json").read_text())["addict"]
     # What it knows of a repository that is not one of its own: how every Python log is read.
     profiles = official("swesmith.profiles.python", "pip install swesmith 'swebench<5'")
     profiles.registry.data[row["repo"]] = profiles.PythonProfile

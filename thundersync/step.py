@@ -7,7 +7,6 @@ publish. What it measured becomes one row of metrics.
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 import time
 from collections import Counter
@@ -31,7 +30,6 @@ from thundersync.core.types import (
     Rollout,
     RolloutId,
     SampledTurn,
-    Scored,
     Task,
     TaskId,
     group_id,
@@ -45,6 +43,7 @@ from thundersync.learn.link import WorkerLink
 from thundersync.learn.stream import GradientStream
 from thundersync.learn.turn_stream import Scorer, TurnStream
 from thundersync.monitor.events import AnyEvent, StepCommitted, StepOpened, Warned, WeightsPublished
+from thundersync.outcomes import step_metrics, tasks_without_score
 from thundersync.recipe import kl_in_reward, measured_terms, objective_of, turn_schedule
 from thundersync.rollout.runner import GroupPlan, GroupRunner
 from thundersync.verify.audit import Auditor
@@ -154,6 +153,8 @@ class StepDriver:
         if self._auditor is not None and self._auditor.wants(step) and not (stream.empty or stream.bad):
             audited = await self._auditor.audit(step, stream)
         self._learn_times(stream.rollouts)
+        for told in tasks_without_score(stream.rollouts):
+            self._warn(f"step {step}: {told}")
 
         async def end() -> StepResult:
             result = await self._end(step, stream, before, audited, on_commit)
@@ -402,28 +403,6 @@ def shared_prefix(prompts: Sequence[list[int]]) -> list[int]:
     while length < most and shortest[length] == longest[length]:
         length += 1
     return shortest[:length] if length >= SHARED_PREFIX_TOKENS else []
-
-
-def step_metrics(stream: GradientStream | TurnStream, *, groups: int, bound_to: int) -> dict[str, float]:
-    """What the rollouts of a step came to; rewards are those that voted."""
-    rollouts, counted = stream.rollouts, stream.counted
-    rewards = [reward for group in counted for reward in group]
-    scored = sum(isinstance(r.outcome, Scored) for r in rollouts)
-    stops = [r.outcome.stop for r in rollouts if isinstance(r.outcome, Scored)]
-    mixed = sum(len(set(group)) > 1 for group in counted)
-    return {
-        "reward_mean": statistics.fmean(rewards) if rewards else math.nan,
-        "reward_std": statistics.pstdev(rewards) if rewards else math.nan,
-        "groups_mixed": float(mixed),
-        "groups_flat": float(len(counted) - mixed),
-        "groups_dropped": float(groups - len(counted)),
-        "rollouts_scored": float(scored),
-        "rollouts_failed": float(len(rollouts) - scored),
-        "truncated_share": sum(s not in ("submitted", "no_action") for s in stops) / len(stops) if stops else math.nan,
-        "turns_mean": statistics.fmean(len(r.turns) for r in rollouts) if rollouts else math.nan,
-        "tokens": float(sum(r.sampled_tokens for r in rollouts)),
-        "staleness": float(max((bound_to - t.policy_version for r in rollouts for t in r.turns), default=0)),
-    }
 
 
 def _plan(step: int, index: int, task: Task, size: int) -> GroupPlan:

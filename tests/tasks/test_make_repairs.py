@@ -91,6 +91,7 @@ class Scripted(RepairMaker):
 
 
 def a_package(folder: Path) -> Package:
+    (folder / "Dockerfile").write_text("FROM b\n")
     return Package(name="n", owner="o", context=folder, commit="0" * 40, test_cmd="pytest")
 
 
@@ -153,6 +154,38 @@ async def test_packages_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         with pytest.raises(PackageFailed, match=why):
             await Scripted(journal, {"": [said, said]}).make(a_package(tmp_path), [], count=1)
     journal.close()
+
+
+async def test_an_image_without_git_is_told_before_any_bug_is_tried(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    world = make_package(str(toy_package(tmp_path)), tmp_path / "out", beside=(), base_image="b")
+    file = world.context / "Dockerfile"
+    without = "RUN mkdir /opt/no && printf 'exit 127' > /opt/no/git && chmod 755 /opt/no/git\nENV PATH=/opt/no:$PATH\n"
+    file.write_text(file.read_text() + without)
+    journal = Journal(tmp_path / "journal")
+    with pytest.raises(PackageFailed, match="cannot be run") as caught:
+        await RepairMaker(runtime, journal=journal, jobs=1, timeout_s=60.0).make(world, [], count=1)
+    assert "--base-image" in caught.value.remedy and not journal.known
+    journal.close()
+
+
+async def test_what_was_tried_in_another_world_is_tried_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    bug = Mutation(kind="func_pm_x", path="t.py", patch="bug")
+    runs = {"": ["a=P b=P", "a=P b=P"], "bug": ["!error: no git"]}
+    assert (await Scripted(journal, runs).make(a_package(tmp_path), [bug], count=1)).rows == []
+    world = a_package(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM better\n")
+    runs["bug"] = ["a=F b=P", "a=F b=P"]
+    assert len((await Scripted(journal, runs).make(world, [bug], count=1)).rows) == 1
+    journal.close()
+
+
+async def test_no_repairs_at_all_is_an_error(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    package = toy_package(tmp_path)
+    for path in package.rglob("test_*.py"):
+        path.write_text("def test_nothing():\n    pass\n")
+    with pytest.raises(PackageFailed, match=r"none of the bugs .* was kept"):
+        await make([str(package)], tmp_path / "out")
 
 
 def test_a_packages_world_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import sandboxes
 from thundersync.errors import ConfigError
 from thundersync.tasks.make_repairs import MEANINGS, Attempt, Journal, Made, RepairMaker
 from thundersync.tasks.mutations import Mutation, in_seeded_order, mutations_of
-from thundersync.tasks.package import Package, make_package
+from thundersync.tasks.package import Package, PackageFailed, make_package
 
 RuntimeKind = Literal["auto", "docker", "process"]
 
@@ -68,6 +68,11 @@ async def make_all(
         await chosen.close()
     console.print(_table(found))
     rows = sum(len(made.rows) for made in found)
+    if not rows:
+        raise PackageFailed(
+            f"none of the bugs that were tried in {', '.join(made.world.name for made in found)} was kept",
+            remedy="The table says why; give packages whose tests look at more of their code.",
+        )
     said = f"{rows} repairs in {out}, {time.monotonic() - started_s:.0f} s; train on them: env.path = {str(out)!r}"
     console.print(said, markup=False, highlight=False, soft_wrap=True)
     return found

@@ -128,8 +128,9 @@ class RepairMaker:
         """
         await self._runtime.prepare(_spec(world))
         clean = await self._clean(world)
+        dockerfile = await asyncio.to_thread((world.context / "Dockerfile").read_text)
         key = hashlib.sha256(
-            f"{world.stem} {world.test_cmd} {self._runtime.name} {sorted(clean.passing)}".encode()
+            f"{world.stem} {world.test_cmd} {self._runtime.name} {dockerfile} {sorted(clean.passing)}".encode()
         ).hexdigest()[:16]
         found: dict[int, Attempt] = {}
         waiting = iter(enumerate(candidates))
@@ -169,7 +170,8 @@ class RepairMaker:
             if isinstance(log, str):
                 raise PackageFailed(
                     f"the tests of {world.name} cannot be run: {log}",
-                    remedy="They must run with pytest; name what else they import with --with, or raise --timeout.",
+                    remedy="They must run with pytest, in an image with bash, git and python3 (--base-image); "
+                    "name what else they import with --with, or raise --timeout.",
                 )
             logs.append(log)
         names = list(logs[0].statuses)
@@ -228,7 +230,7 @@ class RepairMaker:
             await sandbox.write(_PATCH, patch.encode())
             named = " ".join("'" + name.replace("'", "'\\''") + "'" for name in files)
             script = (
-                "cd /testbed || exit 91\n"
+                "cd /testbed && git --version >/dev/null || exit 91\n"
                 f"[ ! -s {_PATCH} ] || git -c safe.directory='*' apply --whitespace=nowarn {_PATCH} || exit 91\n"
                 f"exec 2>&1\necho '{START}'\n{world.test_cmd} {named}\ncode=$?\necho '{END}'\nexit $code\n"
             )

@@ -7,6 +7,7 @@ with it, so a box has a disk limit and leaves no file behind, however it or its 
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandboxes.errors import RuntimeUnavailable
@@ -24,10 +25,11 @@ LAUNCH_ENV = {"PATH": BOX_PATH, "LANG": "C.UTF-8"}
 _HOST_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/ssl/certs", "/etc/terminfo")
 
 
-def box_argv(command: list[str], *, python_prefix: str, disk_bytes: int) -> list[str]:
+def box_argv(command: list[str], *, python_prefix: str, disk_bytes: int, filter_fds: Sequence[int] = ()) -> list[str]:
     """`command` as process 1 of a new box: own user, process, network, IPC and mount namespaces, no capability.
 
-    `python_prefix` is bound too where it is not below /usr. Raises: RuntimeUnavailable.
+    `python_prefix` is bound too where it is not below /usr. `filter_fds`: what the filter of system calls is read from,
+    if there is one. Raises: RuntimeUnavailable.
     """
     bwrap = _program("bwrap")
     argv = []
@@ -49,6 +51,8 @@ def box_argv(command: list[str], *, python_prefix: str, disk_bytes: int) -> list
         argv += ["--ro-bind", python_prefix, python_prefix]
     argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/dev/shm"]
     argv += ["--remount-ro", "/dev", "--chdir", "/", "--clearenv"]
+    for fd in filter_fds:
+        argv += ["--seccomp", str(fd)]
     return [*argv, *command]
 
 

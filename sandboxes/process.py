@@ -10,7 +10,7 @@ import os
 import platform
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -22,6 +22,7 @@ from sandboxes.dockerfile import load_dockerfile
 from sandboxes.door import Door
 from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, SandboxError
 from sandboxes.orphans import end_orphans, owner_word
+from sandboxes.seccomp import filter_fds, filter_program
 from sandboxes.session import AgentSandbox, Hello, agent_argv, greet
 from sandboxes.shield import finish
 from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
@@ -55,10 +56,13 @@ class ProcessRuntime:
     @property
     def isolation(self) -> str:
         processes = "" if _counts_per_box() else " The number of processes is not limited on this kernel."
+        calls = "dangerous system calls refused"
+        if not filter_program():
+            calls = f"system calls are not filtered, because their numbers on {platform.machine()} are not known"
         return (
             "Commands run in bubblewrap boxes: the host's programs read-only, no network, nothing else of the host in "
-            "sight; processes and files are limited per box, memory per process only, processor time not at all; "
-            f"agent and checker are one user, and the host's kernel is shared.{processes}"
+            f"sight; {calls}; processes and files are limited per box, memory per process only, processor time not at "
+            f"all; agent and checker are one user, and the host's kernel is shared.{processes}"
         )
 
     @property
@@ -163,17 +167,17 @@ class ProcessRuntime:
         python, prefix = find_python()
         disk_bytes = self._room(spec)
         command = [*agent_argv(python, sandbox_id), owner_word()]
-        argv = box_argv(command, python_prefix=prefix, disk_bytes=disk_bytes)
         path = f"{BOX_PATH}:{prefix}/bin" if prefix else BOX_PATH
         env = {"PATH": path, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", "LANG": "C.UTF-8"}
         async with self._starting:
-            with self._door:
+            with self._door, filter_fds() as fds:
+                argv = box_argv(command, python_prefix=prefix, disk_bytes=disk_bytes, filter_fds=fds)
                 pipes = _Pipes()
                 box = self._box(sandbox_id, spec, pipes)
                 self._boxes.add(box)
                 try:
                     # Cancelling asyncio while it starts a process can hang for ever (3.11), so it never sees one.
-                    await finish(pipes.open(argv), limit_s=START_LIMIT_S)
+                    await finish(pipes.open(argv, fds), limit_s=START_LIMIT_S)
                     hello = self._hello(spec, {**env, **state.env, **spec.env})
                     await greet(box.channel, hello, deadline_s=START_LIMIT_S)
                     if state.entries:
@@ -222,11 +226,12 @@ class _Pipes:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
-    async def open(self, argv: list[str]) -> None:
-        """Start the launcher, in a session of its own: Ctrl-C reaches us only, and we take the boxes down in order."""
+    async def open(self, argv: list[str], fds: Sequence[int]) -> None:
+        """Start the launcher, which inherits `fds`, in a session of its own: Ctrl-C reaches us only, and we take the
+        boxes down in order."""
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=LAUNCH_ENV, cwd="/", start_new_session=True
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=LAUNCH_ENV, cwd="/", start_new_session=True, pass_fds=fds
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr

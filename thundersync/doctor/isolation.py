@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.bwrap import LAUNCH_ENV, box_argv
+from sandboxes.cgroups import Cgroups
+from sandboxes.controllers import CONTROLLERS
 from sandboxes.errors import RuntimeUnavailable
 from sandboxes.seccomp import filter_fds
 from thundersync.doctor.check import COMMAND_DEADLINE_S, Check
@@ -98,6 +100,14 @@ def self_test(command: Sequence[str], fds: Sequence[int] = ()) -> Check:
         found=f"installed, but a process sandbox does not start: {reason[0]}",
         remedy="bubblewrap 0.8 or newer and user namespaces (next line) are needed; a container must permit them.",
     )
+
+
+def limits_remedy() -> str:
+    """What gives process sandboxes the limits as a whole that they have not; empty where they have all."""
+    if Cgroups.find().limited.issuperset(CONTROLLERS):
+        return ""
+    accounts = "-p MemoryAccounting=yes -p TasksAccounting=yes -p CPUAccounting=yes"
+    return f"All limits per box take control groups that are ours: as root, or in systemd-run --user --scope {accounts}"
 
 
 def check_user_namespaces(proc_sys: Path = Path("/proc/sys")) -> Check:

@@ -23,6 +23,7 @@ from sandboxes.errors import CloseFailed, StartFailed
 from sandboxes.owner import Owner
 
 PREFIX = "thundersync:"
+_DOORS = {1: "tasks", 2: "cgroup.procs"}
 PERIOD_US = 100_000
 LEAVE_LIMIT_S = 5.0
 _OOM_FILES = {1: "/sys/fs/cgroup/memory/memory.oom_control", 2: "/sys/fs/cgroup/memory.events"}
@@ -32,21 +33,24 @@ _OOM_FILES = {1: "/sys/fs/cgroup/memory/memory.oom_control", 2: "/sys/fs/cgroup/
 class Group(Struct, frozen=True, kw_only=True):
     """One box's group: a folder, or one for each controller. Without any, a box is not limited as a whole."""
 
-    folders: tuple[Path, ...] = ()
+    doors: tuple[Path, ...] = ()
+    """In each folder, the file that a process enters by."""
     shown: Mapping[str, str] = {}
     """Files of it that the box may read, by their path inside."""
 
     def entering(self, argv: Sequence[str]) -> list[str]:
         """A command line that enters the group and turns into `argv`, or ends if it cannot."""
-        if not self.folders:
+        if not self.doors:
             return list(argv)
-        steps = [f"echo $$ > {shlex.quote(str(folder / 'cgroup.procs'))}" for folder in self.folders]
+        # 0 is whoever writes, who enters version 1's `tasks` at once. By its number, or into `cgroup.procs`, only when
+        # the kernel has held up all forks of the machine: 5 to 15 ms for each controller.
+        steps = [f"echo 0 > {shlex.quote(str(door))}" for door in self.doors]
         return ["/bin/sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh", *argv]
 
     async def remove(self) -> None:
         """Take it away once its last process is gone, which the kernel may still be at. Raises: CloseFailed."""
         deadline = asyncio.get_running_loop().time() + LEAVE_LIMIT_S
-        for folder in self.folders:
+        for folder in (door.parent for door in self.doors):
             while (error := _remove(folder)) is not None:
                 if asyncio.get_running_loop().time() > deadline:
                     raise CloseFailed(f"control group {folder} cannot be removed: {error}", remedy=f"rmdir '{folder}'")
@@ -80,23 +84,23 @@ class Cgroups:
         Where a first one could be made, none after it is done without: nobody was told of weaker boxes.
         """
         name = f"{PREFIX}{self._owner.word}:{sandbox_id}"
-        folders = tuple(dict.fromkeys(place.folder / name for place in self._places.values()))
+        doors = tuple(dict.fromkeys(place.folder / name / _DOORS[place.version] for place in self._places.values()))
         try:
-            for folder in folders:
-                folder.mkdir()
+            for door in doors:
+                door.parent.mkdir()
             for controller, place in self._places.items():
                 _limit(place.folder / name, controller, place.version, spec)
         except OSError as error:
-            for folder in folders:
-                _remove(folder)
+            for door in doors:
+                _remove(door.parent)
             raise StartFailed(
                 f"a box's control group cannot be made: {error}",
                 remedy="The machine may have run out of control groups: see /proc/cgroups.",
             ) from error
         if "memory" not in self._places:
-            return Group(folders=folders)
+            return Group(doors=doors)
         inside = _OOM_FILES[self._places["memory"].version]
-        return Group(folders=folders, shown={inside: str(self._places["memory"].folder / name / Path(inside).name)})
+        return Group(doors=doors, shown={inside: str(self._places["memory"].folder / name / Path(inside).name)})
 
     def reap(self) -> set[str]:
         """Remove groups whose owner on this machine has certainly ended; returns the boxes they were of.
@@ -124,8 +128,8 @@ def _works(controller: str, place: Place) -> bool:
     try:
         return subprocess.run(group.entering(["true"]), stderr=subprocess.DEVNULL, check=False).returncode == 0
     finally:
-        for folder in group.folders:
-            _remove(folder)
+        for door in group.doors:
+            _remove(door.parent)
 
 
 def _limit(folder: Path, controller: str, version: int, spec: SandboxSpec) -> None:

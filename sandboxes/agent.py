@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH105, PTH108, PTH112, PTH114, PTH115, PTH116, PTH118, PTH120, PTH123, PTH211, UP036
+# ruff: noqa: PTH101, PTH102, PTH105, PTH108, PTH112, PTH114, PTH115, PTH116, PTH118, PTH120, PTH123, PTH211, SIM105, UP036
 """The program inside every sandbox: runs commands, keeps their output bounded, moves files. Stands alone.
 
 The coordinator does not run this file: its text is sent as `python3 -I -S -c <text>`, to be process 1 of a
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 SIGINT, SIGKILL, SIGPIPE, SIGXFSZ = 2, 9, 13, 25
 SIG_DFL = 0
+OOM_SCORE, COMMAND_OOM_SCORE = b"500", b"1000"
+"""When memory is short, commands go first, then we, and then whoever started us."""
 CHUNK = 65536
 DRAIN_S = 0.05
 """After a command has ended, what it left running may write this much longer, then it is killed."""
@@ -164,14 +166,15 @@ class Processes:
 class Agent:
     """Answers one message at a time until its owner is gone or its time is up."""
 
-    def __init__(self, wire: Wire, libc: ctypes.CDLL) -> None:
+    def __init__(self, wire: Wire, libc: ctypes.CDLL, oom_score: int) -> None:
         self.wire = wire
         self.libc = libc
+        self.oom_score = oom_score
         self.processes = Processes()
         self.env: dict[bytes, bytes] = {}
         self.limits: list[tuple[int, int]] = []
         self.is_root = os.geteuid() == 0
-        self.oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY) if self.is_root else -1
+        self.volunteer(OOM_SCORE)
         if self.is_root:
             os.setgroups([])
 
@@ -347,8 +350,7 @@ class Agent:
         if self.limits:
             return self.fork(argv, env, cwd, uid, streams)
         try:
-            if self.is_root:
-                os.pwrite(self.oom_score, b"1000", 0)
+            self.volunteer(COMMAND_OOM_SCORE)
             if uid >= 0 and self.is_root:
                 # Real and effective only: the saved id is our way back. A new program loses it, and with it all
                 # capabilities. We stay process 1, which nothing in here can signal, and not dumpable.
@@ -375,7 +377,7 @@ class Agent:
             if self.is_root:
                 os.setresuid(0, 0, 0)
                 os.setresgid(0, 0, 0)
-                os.pwrite(self.oom_score, b"500", 0)
+            self.volunteer(OOM_SCORE)
             os.chdir("/")
         except OSError:
             os._exit(5)
@@ -383,10 +385,21 @@ class Agent:
     def fork(
         self, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, uid: int, streams: tuple[int, int, int]
     ) -> int:
-        pid = os.fork()
-        if pid == 0:
-            self.become(argv, env, cwd, uid, streams)
-        return pid
+        self.volunteer(COMMAND_OOM_SCORE)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self.become(argv, env, cwd, uid, streams)
+            return pid
+        finally:
+            self.volunteer(OOM_SCORE)
+
+    def volunteer(self, score: bytes) -> None:
+        """Be killed before others when memory is short; inherited."""
+        try:
+            os.pwrite(self.oom_score, score, 0)
+        except PermissionError:
+            pass  # our owner was given a higher one than this, and going below that takes privileges
 
     def become(
         self, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, uid: int, streams: tuple[int, int, int]
@@ -396,8 +409,6 @@ class Agent:
             os.setsid()
             for target, fd in enumerate(streams):
                 os.dup2(fd, target)
-            if self.is_root:
-                volunteer_for_oom(1000)  # the first to go when memory is short: before the agent
             for kind, value in self.limits:
                 resource.setrlimit(kind, (value, value))
             if uid >= 0 and self.is_root:
@@ -567,12 +578,6 @@ def open_pidfd(pid: int) -> int:
     raise OSError(errno.ENOSYS, "no pidfd_open")
 
 
-def volunteer_for_oom(score: int) -> None:
-    """Be killed before others when memory is short; inherited. A non-root process can do so only while dumpable."""
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(score))
-
-
 def oom_kill_count() -> int:
     """How often the kernel killed here for want of memory; 0 where no cgroup file tells (version 2, then 1)."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
@@ -595,7 +600,7 @@ def main() -> NoReturn:
     if os.getpid() != 1:
         sys.exit("the sandbox agent runs as process 1 of a sandbox, and nowhere else")
     libc = ctypes.CDLL(None)
-    volunteer_for_oom(500)  # before our owner
+    oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)  # once we are not dumpable we could not any more
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.signal(SIGINT, ctypes.c_void_p(SIG_DFL))  # without a handler the kernel keeps it from process 1
     os.umask(0o022)
@@ -605,7 +610,7 @@ def main() -> NoReturn:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    Agent(Wire(source, sink, time.monotonic() + 600.0), libc).serve()
+    Agent(Wire(source, sink, time.monotonic() + 600.0), libc, oom_score).serve()
 
 
 if __name__ == "__main__":

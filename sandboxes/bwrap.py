@@ -7,7 +7,9 @@ with it, so a box has a disk limit and leaves no file behind, however it or its 
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from sandboxes.errors import RuntimeUnavailable
 
@@ -24,10 +26,18 @@ LAUNCH_ENV = {"PATH": BOX_PATH, "LANG": "C.UTF-8"}
 _HOST_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/ssl/certs", "/etc/terminfo")
 
 
-def box_argv(command: list[str], *, python_prefix: str, disk_bytes: int) -> list[str]:
+def box_argv(
+    command: list[str],
+    *,
+    python_prefix: str,
+    disk_bytes: int,
+    shown: Mapping[str, str] = MappingProxyType({}),
+    filter_fds: Sequence[int] = (),
+) -> list[str]:
     """`command` as process 1 of a new box: own user, process, network, IPC and mount namespaces, no capability.
 
-    `python_prefix` is bound too where it is not below /usr. Raises: RuntimeUnavailable.
+    `python_prefix` is bound too where it is not below /usr, and so are the files `shown`, by their path inside; all
+    read-only. `filter_fds`: what the filter of system calls is read from, if there is one. Raises: RuntimeUnavailable.
     """
     bwrap = _program("bwrap")
     argv = []
@@ -47,8 +57,13 @@ def box_argv(command: list[str], *, python_prefix: str, disk_bytes: int) -> list
         argv += ["--ro-bind-try", file, file]
     if python_prefix and not Path(python_prefix).is_relative_to("/usr"):
         argv += ["--ro-bind", python_prefix, python_prefix]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/dev/shm"]
+    shared = str(min(64 << 20, disk_bytes // 4))
+    argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", shared, "--tmpfs", "/dev/shm"]
     argv += ["--remount-ro", "/dev", "--chdir", "/", "--clearenv"]
+    for inside, file in shown.items():
+        argv += ["--ro-bind", file, inside]
+    for fd in filter_fds:
+        argv += ["--seccomp", str(fd)]
     return [*argv, *command]
 
 

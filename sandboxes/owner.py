@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-from msgspec import Struct
+from msgspec import Struct, structs
 
 PREFIX = "thundersync.owner."
 
@@ -55,6 +55,20 @@ class Owner(Struct, frozen=True, kw_only=True):
             f"{PREFIX}host": self.host,
             f"{PREFIX}namespace": self.namespace,
         }
+
+    @classmethod
+    def from_word(cls, word: str) -> "Owner | None":
+        """The owner on this machine since this boot that `word` was made of; None if it is not ours."""
+        namespace, _, rest = word.partition(":")
+        pid, _, started = rest.partition(":")
+        if not (namespace and pid.isdigit() and started):
+            return None
+        return structs.replace(cls.current(), namespace=namespace, pid=int(pid), started=started)
+
+    @property
+    def word(self) -> str:
+        """The owner in one short word, for what ends with the machine: command lines, control groups."""
+        return f"{self.namespace}:{self.pid}:{self.started}"
 
     def is_gone(self) -> bool:
         """True only when the process has certainly ended."""

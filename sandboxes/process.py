@@ -5,29 +5,33 @@ its pipe closes, the kernel ends the box with the agent, and with the box go its
 """
 
 import asyncio
-import contextlib
+import functools
 import os
 import platform
 import secrets
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import structs
 
 from sandboxes.base import Command, Origin, Sandbox, SandboxSpec
-from sandboxes.bwrap import BOX_PATH, LAUNCH_ENV, box_argv, find_python
+from sandboxes.bwrap import BOX_PATH, box_argv, find_python
+from sandboxes.cgroups import Cgroups, Group
 from sandboxes.channel import Channel
 from sandboxes.dockerfile import load_dockerfile
 from sandboxes.door import Door
 from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, SandboxError
 from sandboxes.orphans import end_orphans, owner_word
+from sandboxes.pipes import Pipes
+from sandboxes.seccomp import filter_fds, filter_program
 from sandboxes.session import AgentSandbox, Hello, agent_argv, greet
 from sandboxes.shield import finish
 from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
 
 HOME = "/home/agent"
 BOX_MIB = 512
+SPARE_MIB = 128
+"""Of a box's memory, that files cannot take; half of it where it is less than twice this."""
 START_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
 NOBODY_HERE = "agent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n"
@@ -35,7 +39,7 @@ NOBODY_HERE = "agent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/
 
 class ProcessRuntime:
     """Makes bubblewrap boxes. Files of a box live in memory, at most `disk_mib` where a spec does not say, and at most
-    `box_mib` whatever it says (0: as it says).
+    `box_mib` whatever it says (0: as it says). Where memory is limited per box, they count as such.
     """
 
     def __init__(self, *, disk_mib: int = BOX_MIB, box_mib: int = 0) -> None:
@@ -54,12 +58,18 @@ class ProcessRuntime:
 
     @property
     def isolation(self) -> str:
-        processes = "" if _counts_per_box() else " The number of processes is not limited on this kernel."
+        calls = "dangerous system calls refused"
+        if not filter_program():
+            calls = f"system calls are not filtered, because their numbers on {platform.machine()} are not known"
         return (
             "Commands run in bubblewrap boxes: the host's programs read-only, no network, nothing else of the host in "
-            "sight; processes and files are limited per box, memory per process only, processor time not at all; "
-            f"agent and checker are one user, and the host's kernel is shared.{processes}"
+            f"sight, {calls}; {_limits(self._cgroups.limited)}; agent and checker are one user, and the host's kernel "
+            "is shared."
         )
+
+    @functools.cached_property
+    def _cgroups(self) -> Cgroups:
+        return Cgroups.find()
 
     @property
     def outage_limit_s(self) -> float:
@@ -67,6 +77,7 @@ class ProcessRuntime:
 
     async def check(self) -> None:
         """Start a box and run a command in it. Raises: RuntimeUnavailable."""
+        await asyncio.to_thread(lambda: self._cgroups)
         try:
             box = await self._start(SandboxSpec(), StartState())
             try:
@@ -108,12 +119,13 @@ class ProcessRuntime:
         self._states.pop(spec.context, None)
 
     async def reap(self, labels: Mapping[str, str]) -> int:
-        """Kill what is left of boxes whose owner on this machine has ended; returns how many boxes. None has labels.
+        """Remove what is left of boxes whose owner on this machine has ended; returns how many boxes. None has labels.
 
-        The kernel ends a box with its owner. Only a launcher that lost its owner in the middle of its start leaves a
-        half-made child behind, which waits for ever.
+        The kernel ends a box with its owner. What stays is its empty control group, and where a launcher lost its owner
+        in the middle of its start, a half-made child, which waits for ever.
         """
-        return await asyncio.to_thread(end_orphans)
+        ended = await asyncio.to_thread(end_orphans)
+        return len(ended | await asyncio.to_thread(self._cgroups.reap))
 
     async def close(self) -> None:
         """Remove every box. Idempotent. Raises: CloseFailed, naming boxes that would not end."""
@@ -163,17 +175,20 @@ class ProcessRuntime:
         python, prefix = find_python()
         disk_bytes = self._room(spec)
         command = [*agent_argv(python, sandbox_id), owner_word()]
-        argv = box_argv(command, python_prefix=prefix, disk_bytes=disk_bytes)
         path = f"{BOX_PATH}:{prefix}/bin" if prefix else BOX_PATH
         env = {"PATH": path, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", "LANG": "C.UTF-8"}
         async with self._starting:
-            with self._door:
-                pipes = _Pipes()
-                box = self._box(sandbox_id, spec, pipes, Origin(image=state.digest))
+            with self._door, filter_fds() as fds:
+                group = self._cgroups.make(sandbox_id, spec)
+                pipes = Pipes()
+                box = self._box(sandbox_id, spec, pipes, group, Origin(image=state.digest))
                 self._boxes.add(box)
                 try:
+                    argv = box_argv(
+                        command, python_prefix=prefix, disk_bytes=disk_bytes, shown=group.shown, filter_fds=fds
+                    )
                     # Cancelling asyncio while it starts a process can hang for ever (3.11), so it never sees one.
-                    await finish(pipes.open(argv), limit_s=START_LIMIT_S)
+                    await finish(pipes.open(group.entering(argv), fds), limit_s=START_LIMIT_S)
                     hello = self._hello(spec, {**env, **state.env, **spec.env})
                     await greet(box.channel, hello, deadline_s=START_LIMIT_S)
                     if state.entries:
@@ -184,13 +199,18 @@ class ProcessRuntime:
         return box
 
     def _room(self, spec: SandboxSpec) -> int:
+        room = spec.disk_mib << 20 or self._box_bytes or self._disk_bytes
         if self._box_bytes:
-            return min(spec.disk_mib << 20 or self._box_bytes, self._box_bytes)
-        return spec.disk_mib << 20 or self._disk_bytes
+            room = min(room, self._box_bytes)
+        if "memory" in self._cgroups.limited:
+            # Files are memory. Could they take all of it, every command would be killed, and then the agent too.
+            room = min(room, max(spec.memory_mib // 2, spec.memory_mib - SPARE_MIB) << 20)
+        return room
 
-    def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: "_Pipes", origin: Origin) -> AgentSandbox:
+    def _box(self, sandbox_id: str, spec: SandboxSpec, pipes: Pipes, group: Group, origin: Origin) -> AgentSandbox:
         async def remove() -> None:
             await pipes.end(sandbox_id)
+            await group.remove()
             self._boxes.discard(box)
 
         box = AgentSandbox(
@@ -206,9 +226,11 @@ class ProcessRuntime:
 
     def _hello(self, spec: SandboxSpec, env: dict[str, str]) -> Hello:
         limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 4096, "RLIMIT_FSIZE": self._room(spec)}
-        # Not RLIMIT_AS: runtimes that reserve address space without using it (Go, Node, Java) would not start.
-        limits["RLIMIT_DATA"] = spec.memory_mib << 20
-        if _counts_per_box():
+        limited = self._cgroups.limited
+        if "memory" not in limited:
+            # Not RLIMIT_AS: runtimes that reserve address space without using it (Go, Node, Java) would not start.
+            limits["RLIMIT_DATA"] = spec.memory_mib << 20
+        if "pids" not in limited and _counts_per_box():
             limits["RLIMIT_NPROC"] = spec.pids
         folders = dict.fromkeys(["/workspace", HOME, "/etc", "/logs", "/tests", "/solution", spec.workdir], (0o755, 0))
         folders |= {"/tmp": (0o1777, 0), "/var/tmp": (0o1777, 0)}
@@ -217,59 +239,14 @@ class ProcessRuntime:
         return Hello(ttl_s=spec.ttl_s, folders=folders, env=env, limits=limits, files=files)
 
 
-class _Pipes:
-    """A box's standard streams as a carrier, and the start and end of its launcher."""
-
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def open(self, argv: list[str]) -> None:
-        """Start the launcher, in a session of its own: Ctrl-C reaches us only, and we take the boxes down in order."""
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=LAUNCH_ENV, cwd="/", start_new_session=True
-        )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
-
-    async def read(self) -> bytes:
-        return await self._stdout.read(1 << 18)
-
-    async def write(self, data: bytes) -> None:
-        self._stdin.write(data)
-        await self._stdin.drain()
-
-    async def complaint(self) -> str:
-        with contextlib.suppress(TimeoutError, RuntimeError):
-            async with asyncio.timeout(1.0):
-                return (await self._stderr.read(4096)).decode("utf-8", "replace").strip()
-        return ""
-
-    async def end(self, sandbox_id: str) -> None:
-        """Close the agent's input and wait for the launcher, which ends after the box. Raises: CloseFailed."""
-        process = self._process
-        if process is None:
-            return
-        self._stdin.close()
-        try:
-            async with asyncio.timeout(5.0):
-                await process.wait()
-        except TimeoutError:
-            # The group, not the launcher alone: killed in the middle of its start, it leaves a half-made child behind
-            # that waits for it for ever, not yet bound to die with it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            try:
-                async with asyncio.timeout(5.0):
-                    await process.wait()
-            except TimeoutError as error:
-                raise CloseFailed(f"box {sandbox_id} (process {process.pid}) will not end") from error
-        # Read what nobody will, or the event loop keeps the pipes open.
-        for stream in (self._stdout, self._stderr):
-            with contextlib.suppress(RuntimeError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    while await stream.read(1 << 18):
-                        pass
+def _limits(limited: frozenset[str]) -> str:
+    """What is limited for a box as a whole, and what is not, in words."""
+    whole = {"memory": "memory", "pids": "processes", "cpu": "processor time"}
+    else_ = {"memory": "memory is limited per process only", "pids": "processes are not limited on this kernel"}
+    else_["cpu"] = "processor time is not limited"
+    held = limited | {"pids"} if _counts_per_box() else limited
+    per_box = ", ".join(["files", *(word for controller, word in whole.items() if controller in held)])
+    return "; ".join([f"limited per box: {per_box}", *(else_[one] for one in whole if one not in held)])
 
 
 def _counts_per_box() -> bool:

@@ -14,6 +14,8 @@ from rich.console import Console
 
 from sandboxes import DockerRuntime, ProcessRuntime, Runtime
 from sandboxes.base import isolation_of
+from sandboxes.cgroups import Cgroups
+from sandboxes.controllers import CONTROLLERS
 from thundersync.doctor import Check, State, checks, guarded, render, with_any_sandbox, with_isolation, worst
 from thundersync.doctor.isolation import (
     check_bubblewrap,
@@ -146,6 +148,15 @@ def test_the_isolation_of_a_run_is_told_in_the_runs_own_words(docker: State, kin
     assert [check.name for check in told] == ["Docker", "bubblewrap", "user namespaces", "isolation", "cores"]
     assert told[3].found == isolation_of(kind()) and told[3].state == "ok"
     assert with_isolation([]) == []  # without any there is none to tell of
+
+
+def test_boxes_without_limits_as_a_whole_come_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = [Check(name="bubblewrap", state="ok", found="a process sandbox starts and ends")]
+    monkeypatch.setattr(Cgroups, "find", classmethod(lambda cls: cls(dict.fromkeys(CONTROLLERS))))
+    assert with_isolation(boxes)[1].remedy == ""
+    monkeypatch.setattr(Cgroups, "find", classmethod(lambda cls: cls({})))
+    told = with_isolation(boxes)[1]
+    assert "memory is limited per process only" in told.found and "systemd-run" in told.remedy
 
 
 def test_disk_is_measured_where_a_run_folder_does_not_exist_yet(tmp_path: Path) -> None:

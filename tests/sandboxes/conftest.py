@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes import DockerRuntime, Pool, ProcessRuntime, Runtime, RuntimeUnavailable, Sandbox, SandboxSpec
+from sandboxes.cgroups import PREFIX, Cgroups
 from tests.docker_daemon import BARE_IMAGE, BASE_IMAGE, DockerDaemon
 
 KINDS = [
@@ -29,6 +30,11 @@ class Lab:
     @property
     def has_agent(self) -> bool:
         return self.image != BARE_IMAGE
+
+    @property
+    def limits_memory(self) -> bool:
+        """In all, not per process."""
+        return self.daemon is not None or "memory" in Cgroups.find().limited
 
     def spec(self, **settings: object) -> SandboxSpec:
         return SandboxSpec(image=self.image, **settings)  # type: ignore[arg-type]
@@ -53,6 +59,13 @@ class Lab:
             for word in _command_line(pid).split(b"\0")
             if word.startswith(b"box-")
         }
+
+
+def groups(word: str = "") -> list[Path]:
+    """Control groups on this machine whose name has this in it, such as a box's id; without: all of this process."""
+    word = word or f":{os.getpid()}:"
+    found = [Path(top, name) for top, names, _ in os.walk("/sys/fs/cgroup") for name in names]
+    return [folder for folder in found if folder.name.startswith(PREFIX) and word in folder.name]
 
 
 def _pids() -> list[int]:
@@ -96,6 +109,7 @@ async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     yield lab
     await lab.runtime.close()
     assert lab.all_ids() == set()
+    assert groups() == []
 
 
 @pytest.fixture(scope="session")

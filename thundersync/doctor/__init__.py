@@ -16,7 +16,13 @@ from rich.table import Table
 from sandboxes import DockerRuntime, ProcessRuntime, Runtime
 from sandboxes.base import isolation_of
 from thundersync.doctor.check import Check, State
-from thundersync.doctor.isolation import DEFAULT_DOCKER_HOST, check_bubblewrap, check_docker, check_user_namespaces
+from thundersync.doctor.isolation import (
+    DEFAULT_DOCKER_HOST,
+    check_bubblewrap,
+    check_docker,
+    check_user_namespaces,
+    limits_remedy,
+)
 from thundersync.doctor.machine import (
     check_cores,
     check_disk,
@@ -95,7 +101,9 @@ def with_isolation(found: Sequence[Check]) -> list[Check]:
     working = [check.name for check in found if check.state == "ok" and check.name in RUNTIMES]
     if working:
         after = max(at for at, check in enumerate(found) if check.name in (*RUNTIMES, "user namespaces"))
-        told.insert(after + 1, Check(name="isolation", state="ok", found=isolation_of(RUNTIMES[working[0]]())))
+        runtime = RUNTIMES[working[0]]()
+        remedy = limits_remedy() if runtime.name == "process" else ""
+        told.insert(after + 1, Check(name="isolation", state="ok", found=isolation_of(runtime), remedy=remedy))
     return told
 
 

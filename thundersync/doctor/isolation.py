@@ -11,9 +11,13 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sandboxes.bwrap import LAUNCH_ENV, box_argv
+from sandboxes.cgroups import Cgroups
+from sandboxes.controllers import CONTROLLERS
 from sandboxes.errors import RuntimeUnavailable
+from sandboxes.seccomp import filter_fds
 from thundersync.doctor.check import COMMAND_DEADLINE_S, Check
 
 DEFAULT_DOCKER_HOST = "unix:///var/run/docker.sock"
@@ -72,19 +76,19 @@ def ping_docker(address: str, *, deadline_s: float) -> str:
 
 def check_bubblewrap() -> Check:
     """Start a real, empty process sandbox: kernels, containers and AppArmor profiles may each forbid it."""
-    try:
-        command = box_argv(["true"], python_prefix="", disk_bytes=1 << 20)
-    except RuntimeUnavailable as error:
-        return Check(name="bubblewrap", state="warn", found=error.message, remedy=error.remedy)
-    return self_test(command)
+    with filter_fds() as fds:
+        try:
+            command = box_argv(["true"], python_prefix="", disk_bytes=1 << 20, filter_fds=fds)
+        except RuntimeUnavailable as error:
+            return Check(name="bubblewrap", state="warn", found=error.message, remedy=error.remedy)
+        return self_test(command, fds)
 
 
-def self_test(command: Sequence[str]) -> Check:
-    """Whether `command`, a sandbox around nothing, ends well and in time."""
+def self_test(command: Sequence[str], fds: Sequence[int] = ()) -> Check:
+    """Whether `command`, a sandbox around nothing that inherits `fds`, ends well and in time."""
+    settings: dict[str, Any] = {"env": LAUNCH_ENV, "pass_fds": fds, "timeout": COMMAND_DEADLINE_S}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=LAUNCH_ENV, timeout=COMMAND_DEADLINE_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
     except subprocess.TimeoutExpired:
         return Check(name="bubblewrap", state="warn", found="its self-test hangs", remedy="Use Docker sandboxes.")
     if done.returncode == 0:
@@ -96,6 +100,14 @@ def self_test(command: Sequence[str]) -> Check:
         found=f"installed, but a process sandbox does not start: {reason[0]}",
         remedy="bubblewrap 0.8 or newer and user namespaces (next line) are needed; a container must permit them.",
     )
+
+
+def limits_remedy() -> str:
+    """What gives process sandboxes the limits as a whole that they have not; empty where they have all."""
+    if Cgroups.find().limited.issuperset(CONTROLLERS):
+        return ""
+    accounts = "-p MemoryAccounting=yes -p TasksAccounting=yes -p CPUAccounting=yes"
+    return f"All limits per box take control groups that are ours: as root, or in systemd-run --user --scope {accounts}"
 
 
 def check_user_namespaces(proc_sys: Path = Path("/proc/sys")) -> Check:

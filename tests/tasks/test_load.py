@@ -139,6 +139,23 @@ def test_a_check_report_leaves_out_what_is_not_ok_and_tells_it(tmp_path: Path, k
         load_env(env, keep=keep)
 
 
+def test_a_report_on_files_serves_their_folder_and_on_a_folder_a_file(tmp_path: Path, keep: KeptFiles) -> None:
+    sets = tmp_path / "sets"
+    sets.mkdir()
+    one = write_rows(sets / "one.jsonl", [{**PROMPT, "id": "a"}, {**PROMPT, "id": "b"}])
+    write_rows(sets / "two.jsonl", [{**PROMPT, "id": "c/d"}, {**PROMPT, "id": "e"}])
+    report = tmp_path / "report.jsonl"
+    states = {"one/a": "ok", "one/b": "unsolved", "two/c/d": "ok", "other/e": "ok", "else/e": "broken"}
+    lines = [{"key": key, "format": "prompts", "state": state} for key, state in states.items()]
+    report.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def used(path: str | Path) -> list[str]:
+        return [task.task_id for task in load_env(EnvConfig(path=str(path), checked=str(report)), keep=keep)]
+
+    assert sorted(used(sets)) == ["a", "c/d"]
+    assert used(one) == ["a"]
+
+
 def test_what_was_checked_on_a_stand_in_is_used_and_told(tmp_path: Path, keep: KeptFiles) -> None:
     report = tmp_path / "report.jsonl"
     report.write_text(json.dumps({"key": "rows/p", "format": "prompts", "state": "ok", "stand_in": "here:1"}) + "\n")

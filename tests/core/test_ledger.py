@@ -211,6 +211,23 @@ def test_a_pass_keeps_within_its_tokens_but_takes_one_piece_of_any_length() -> N
     assert chosen.rollout_ids == ["g0-2"]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_of_several_workers_none_takes_more_than_its_share_of_what_is_ready(whole: bool) -> None:
+    ledger = a_ledger(groups=2, size=8)
+    for i in range(7):
+        score(ledger, f"g0-{i}", float(whole and i == 0))
+    score(ledger, "g1-0", 1.0, tokens=30)  # 100 tokens are ready, or 110
+    if whole:
+        score(ledger, "g0-7", 0.0)
+
+    def most(workers: int) -> int:
+        chosen = ready_queue.next_pass(ledger, max_tokens=1000, room=PartRoom(most=9), workers=workers)
+        assert chosen is not None and (chosen.advantages is not None) == whole
+        return len(chosen.rollout_ids)
+
+    assert [most(workers) for workers in (1, 2, 3, 4, 20)] == [8 if whole else 7, 5, 3, 2, 1]
+
+
 def test_lazy_waits_for_the_last_reward_of_the_step() -> None:
     ledger = a_ledger(groups=2)
     for i in range(4):
@@ -296,7 +313,7 @@ def test_every_order_of_events_settles_and_gives_each_voter_its_advantage(
 
     def work(worker: int) -> bool:
         room = PartRoom(most=parts, tokens=shared, spare=10)
-        chosen = ready_queue.next_pass(ledger, max_tokens=max_tokens, room=room, worker=worker)
+        chosen = ready_queue.next_pass(ledger, max_tokens=max_tokens, room=room, worker=worker, workers=workers)
         if chosen is None:
             return False
         if chosen.held:

@@ -35,7 +35,7 @@ def test_every_turn_is_worked_once_and_in_order(
     swept: set[str] = set()
 
     def work(worker: int) -> bool:
-        chosen = next_work(ledger, worker=worker, streams=streams, max_tokens=max_tokens, longest=60)
+        chosen = next_work(ledger, worker=worker, streams=streams, max_tokens=max_tokens, longest=60, workers=workers)
         if chosen is None:
             return False
         ledger.begin(chosen, worker)
@@ -127,6 +127,21 @@ def test_a_backlog_is_packed_and_an_idle_worker_starts_a_running_rollout() -> No
     ledger.begin(work, 0)
     work = next_work(ledger, worker=1, streams=True, max_tokens=99, longest=30)
     assert work is not None and work.how == "turns" and work.turns == [running]
+
+
+def test_of_several_workers_none_takes_more_than_its_share_of_whole_sequences() -> None:
+    ledger = TurnLedger({"g": list("abcd"), "h": ["e"]})
+    for rollout in "abcde":
+        sample(ledger, TurnKey(rollout, 1, 0, 0))
+        ledger.scored(TurnKey(rollout, 1, 0, 0))
+        ledger.ended(rollout, 1, final=True)
+
+    def most(workers: int) -> int:
+        work = next_work(ledger, worker=0, streams=False, max_tokens=99, longest=30, workers=workers)
+        assert work is not None and work.how == "rows"
+        return len(work.branches)
+
+    assert [most(workers) for workers in (1, 2, 5)] == [4, 2, 1]
 
 
 def test_one_rollout_streams_whatever_length_it_may_reach() -> None:

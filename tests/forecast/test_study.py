@@ -35,6 +35,12 @@ def test_balanced_and_spread_steps_gain_most_and_simultaneous_ones_nothing() -> 
     assert lopsided.speedup == pytest.approx(lopsided.bound_speedup)  # one worker: no order is better
 
 
+@pytest.mark.parametrize("change", [{}, {"balance": 1.55}])
+def test_with_eight_workers_little_is_lost_at_the_end_of_a_step(change: dict[str, object]) -> None:
+    found = outcome(structs.replace(MIDDLE, workers=8, **change))
+    assert found.speedup > 0.9 * found.bound_speedup
+
+
 def test_what_it_found_is_told_and_drawn() -> None:
     found = [
         outcome(structs.replace(MIDDLE, prompts=4, spread=spread, balance=b))

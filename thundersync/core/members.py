@@ -42,6 +42,11 @@ class Member:
         """True once its gradient went (or is going) into its cohort's parts instead of the step's sums."""
 
     @property
+    def tokens(self) -> int:
+        """Of its rows in one pass, padded to the longest."""
+        return self.rows * self.longest
+
+    @property
     def votes(self) -> bool:
         return self.reward is not None and self.state is not MemberState.FAILED
 

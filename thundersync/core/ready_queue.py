@@ -49,22 +49,30 @@ class Pass(Struct, frozen=True, kw_only=True):
 
 
 def next_pass(
-    ledger: Ledger, *, max_tokens: int, room: PartRoom, worker: int = 0, mode: StreamMode = "stream"
+    ledger: Ledger,
+    *,
+    max_tokens: int,
+    room: PartRoom,
+    worker: int = 0,
+    workers: int = 1,
+    mode: StreamMode = "stream",
 ) -> Pass | None:
     """The best pass for `worker` now, or None.
 
-    `max_tokens` bounds rows x longest row (one piece always fits). Without `room` for a part, a piece waits as
-    tokens until its cohort is complete (exact, only less overlap). `mode`: a piece may also have to wait for its whole
-    cohort (`group`), or for every reward of the step (`lazy`); its advantage is final then.
+    `max_tokens` bounds rows x longest row (one piece always fits). Of several `workers` none takes more than its share
+    of what is ready: at a step's end none has much left while others have nothing. Without `room` for a part, a piece
+    waits as tokens until its cohort is complete (exact, only less overlap). `mode`: a piece may also have to wait for
+    its whole cohort (`group`), or for every reward of the step (`lazy`); its advantage is final then.
     """
     if mode == "lazy" and not all(cohort.complete for cohort in ledger.cohorts):
         return None
     space, held = _Space(ledger, max_tokens, room), parts_in_use(ledger, worker)
     waiting = [(cohort, group) for cohort in ledger.cohorts for group in cohort.groups if group.ready]
+    share = sum(member.tokens for _, group in waiting for member in group.ready) / workers
     direct = [(cohort, group) for cohort, group in waiting if cohort.complete]
     if direct:
         cohort, group = min(direct, key=lambda each: len(each[1].ready))
-        members = _fill(group.ready, space.tokens(held))
+        members = _fill(group.ready, space.tokens(held), share)
         return _pass(cohort, group, members, [ledger.advantage(m.rollout_id) for m in members])
     if mode != "stream":
         return None
@@ -84,7 +92,7 @@ def next_pass(
     cohort, group, reward = min(streamed, key=lambda each: _order(each[0], each[1], each[2], worker))
     tokens = space.tokens(held + _opens_part(cohort, reward, worker))
     members = [member for member in group.ready if member.reward == reward and fits(cohort, member)]
-    return _pass(cohort, group, _fill(members, tokens), None)
+    return _pass(cohort, group, _fill(members, tokens, share), None)
 
 
 class _Space:
@@ -96,7 +104,7 @@ class _Space:
         """Tokens of the longest piece so far, and of a lazy step's largest pass if others become as long."""
         if room.tokens:
             for group in ledger.groups.values():
-                if sizes := [member.rows * member.longest for member in group.members.values() if member.longest]:
+                if sizes := [member.tokens for member in group.members.values() if member.longest]:
                     self._longest = max(self._longest, *sizes)
                     self._lazy = max(self._lazy, len(group.members) * sum(sizes) / len(sizes))
             self._lazy = max(self._longest, min(self._lazy, max_tokens))  # one piece always makes a pass
@@ -107,7 +115,7 @@ class _Space:
 
     def fits(self, parts: int, *, beside: Member | None = None) -> bool:
         """So many parts can be held beside a pass over this piece; None: over any of the pieces so far."""
-        longest = self._longest if beside is None else beside.rows * beside.longest
+        longest = self._longest if beside is None else beside.tokens
         return parts <= self._room.most and longest <= self._beside(parts)
 
     def _beside(self, parts: int) -> float:
@@ -174,13 +182,14 @@ def _pass(cohort: Cohort, group: Group, members: list[Member], known: list[float
     )
 
 
-def _fill(ready: list[Member], max_tokens: int) -> list[Member]:
-    """Pieces of similar length, longest first, within the padded budget; always at least one."""
+def _fill(ready: list[Member], max_tokens: int, share: float) -> list[Member]:
+    """Pieces of similar length, longest first, within the padded budget and the share; always at least one."""
     first, *others = sorted(ready, key=lambda m: (-m.longest, m.rollout_id))
-    chosen, rows = [first], first.rows
+    chosen, rows, tokens = [first], first.rows, first.tokens
     for member in others:
-        if first.longest * (rows + member.rows) > max_tokens:
+        rows += member.rows
+        tokens += member.tokens
+        if first.longest * rows > max_tokens or tokens > share:
             break
         chosen.append(member)
-        rows += member.rows
     return chosen

@@ -12,13 +12,21 @@ from thundersync.core.types import GroupId, StreamMode
 
 
 def next_work(
-    ledger: TurnLedger, *, worker: int, streams: bool, max_tokens: int, longest: int, mode: StreamMode = "stream"
+    ledger: TurnLedger,
+    *,
+    worker: int,
+    streams: bool,
+    max_tokens: int,
+    longest: int,
+    workers: int = 1,
+    mode: StreamMode = "stream",
 ) -> TurnWork | None:
     """The best work for `worker` now, or None.
 
     `streams`: turns may be worked before their rollout has ended. `max_tokens` bounds a pass (rows x longest row), and
     the tokens whose graphs wait for a sweep: so many rollouts are begun as fit if each becomes `longest` tokens long,
-    and one always (its whole sequence would make one pass too).
+    and one always (its whole sequence would make one pass too). Of several `workers` none takes more than its share of
+    the whole sequences at once.
     `mode`: a turn may also have to wait until every turn of its group is scored (`group`), or of the step (`lazy`).
     """
     if mode == "lazy" and not ledger.all_whole:
@@ -37,7 +45,8 @@ def next_work(
         if branch.worker is None and branch.whole:
             whole[branch.group_id].append(branch)
     if whole:
-        return _rows(max(whole.values(), key=len), max_tokens)
+        share = sum(branch.longest for branches in whole.values() for branch in branches) / workers
+        return _rows(max(whole.values(), key=len), max_tokens, share)
     begun = ledger.begun(worker)
     if not streams or (begun and (begun + 1) * longest > max_tokens):
         return None
@@ -49,11 +58,12 @@ def _turns(branch: Branch) -> TurnWork:
     return TurnWork(group_id=branch.group_id, branches=[branch.branch_id], turns=branch.in_order, how="turns")
 
 
-def _rows(branches: list[Branch], max_tokens: int) -> TurnWork:
+def _rows(branches: list[Branch], max_tokens: int, share: float) -> TurnWork:
     first, *others = sorted(branches, key=lambda b: (-b.longest, b.branch_id))
-    chosen = [first]
+    chosen, tokens = [first], first.longest
     for branch in others:
-        if first.longest * (len(chosen) + 1) > max_tokens:
+        tokens += branch.longest
+        if first.longest * (len(chosen) + 1) > max_tokens or tokens > share:
             break
         chosen.append(branch)
     turns = [key for branch in chosen for key in branch.ready]

@@ -60,8 +60,8 @@ class Book(Protocol):
 class RewardBook:
     """Rollouts that wait for rewards."""
 
-    def __init__(self, trace: StepTrace, *, mode: StreamMode) -> None:
-        self._trace, self._mode = trace, mode
+    def __init__(self, trace: StepTrace, *, mode: StreamMode, workers: int = 1) -> None:
+        self._trace, self._mode, self._workers = trace, mode, workers
         self._rollouts = {rollout.rollout_id: rollout for rollout in trace.rollouts}
         self._ledger = Ledger(
             {group_id: [r.rollout_id for r in members] for group_id, members in trace.groups().items()},
@@ -101,6 +101,7 @@ class RewardBook:
             max_tokens=self._trace.max_tokens,
             room=self._trace.room,
             worker=worker,
+            workers=self._workers,
             mode=self._mode,
         )
         if chosen is None:
@@ -176,8 +177,8 @@ def wanted(trace: StepTrace) -> set[str]:
 class TurnBook:
     """Turns that wait for their teacher's score."""
 
-    def __init__(self, trace: StepTrace, *, mode: StreamMode) -> None:
-        self._trace, self._mode = trace, mode
+    def __init__(self, trace: StepTrace, *, mode: StreamMode, workers: int = 1) -> None:
+        self._trace, self._mode, self._workers = trace, mode, workers
         self._ledger = TurnLedger(
             {group_id: [r.rollout_id for r in members] for group_id, members in trace.groups().items()}
         )
@@ -212,6 +213,7 @@ class TurnBook:
             streams=self._trace.turns_stream,
             max_tokens=self._trace.max_tokens,
             longest=self._trace.longest,
+            workers=self._workers,
             mode=self._mode,
         )
         if work is None:

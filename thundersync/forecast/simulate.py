@@ -76,7 +76,7 @@ def simulate(trace: StepTrace, arm: Arm, *, workers: int | None = None) -> StepF
         trace, workers = generated_by(trace, devices), devices
     count = trace.workers if workers is None else workers
     mode: StreamMode = "lazy" if arm == "colocated" else arm
-    book: Book = TurnBook(trace, mode=mode) if trace.distils else RewardBook(trace, mode=mode)
+    book: Book = (TurnBook if trace.distils else RewardBook)(trace, mode=mode, workers=count)
     intervals = _run(book, count)
     learned_s = max([trace.released_s, *(interval.end_s for interval in intervals)])
     busy_s = [sum(i.end_s - i.start_s for i in intervals if i.worker == worker) for worker in range(count)]

@@ -163,6 +163,7 @@ class GradientStream:
                 max_tokens=self._max_tokens,
                 room=self._room,
                 worker=worker.index,
+                workers=len(self._workers),
                 mode=self._mode,
             )
             if settled:

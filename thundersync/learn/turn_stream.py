@@ -178,6 +178,7 @@ class TurnStream:
                 streams=self._schedule != "deferred",
                 max_tokens=self._max_tokens,
                 longest=self._longest,
+                workers=len(self._workers),
                 mode=self._mode,
             )
             if work is not None:

@@ -223,7 +223,7 @@ def test_a_stand_in_replaces_base_images_and_not_stages(tmp_path: Path) -> None:
         "FROM --platform=linux/amd64 a:1 AS one\nRUN true\nfrom b\nFROM one\nFROM scratch\nCOPY --from=one x y\n"
     )
     assert stand_in.rewritten(dockerfile) == (
-        "FROM here:1 AS one\nRUN true\nfrom here:1\nFROM one\nFROM scratch\nCOPY --from=one x y\n"
+        "FROM here:1 AS one\nRUN true\nFROM here:1\nFROM one\nFROM scratch\nCOPY --from=one x y\n"
     )
     found = the(make_folder(tmp_path / "set", toml=TOML + 'docker_image = "far/away"\n'))
     assert found.task is not None

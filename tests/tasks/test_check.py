@@ -201,7 +201,7 @@ async def test_a_check_reports_continues_and_checks_again(runtime: ProcessRuntim
     assert await run() == ["set/bad"]
     lines = json.read_text().splitlines()
     assert len(lines) == 2
-    json.write_text("\n".join(lines) + '\n{"key": "torn')
+    json.write_text("\n".join(lines) + '\n{"key":"torn')
     assert await run() == ["set/bad"]
     assert json.read_text().splitlines() == lines
     make_folder(root, "bad")
@@ -231,10 +231,13 @@ async def test_names_that_are_no_text_are_told_and_end_no_check(tmp_path: Path) 
 
 def test_a_file_that_is_no_report_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
-    other.write_text("mine\n")
-    with pytest.raises(TaskError, match="line 1 is no line of a report"):
-        ReportFile(other)
-    assert other.read_text() == "mine\n"
+    for text in ("mine\n", "mine", '{"model": "mine"}'):
+        other.write_text(text)
+        with pytest.raises(TaskError, match="line 1 is no line of a report"):
+            ReportFile(other)
+        assert other.read_text() == text
+    other.write_text('{"k')
+    assert ReportFile(other).known == {}
 
 
 def test_a_stand_in_replaces_base_images_and_not_stages(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from thundersync.core.types import Checker, Image, Task, TaskId
 from thundersync.errors import TaskError
 from thundersync.score.missing_tools import wants_network
-from thundersync.tasks.froms import find_froms, read_build_file, replaced, write_build_file
+from thundersync.tasks.dockerfiles import find_froms, read_build_file, replaced, write_build_file
 from thundersync.tasks.kept import KeptFiles
 
 _FOLDER = "thundersync-bake"

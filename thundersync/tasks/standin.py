@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from thundersync.core.types import Image, Task
-from thundersync.tasks.froms import From, find_froms, read_build_file, replaced, write_build_file
+from thundersync.tasks.dockerfiles import From, find_froms, read_build_file, replaced, write_build_file
 
 
 def base_images(dockerfile: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """A Dockerfile's FROM lines are found where they are, and nothing else is taken for one."""
 
-from thundersync.tasks.froms import find_froms, replaced
+from thundersync.tasks.dockerfiles import find_froms, replaced
 
 DOCKERFILE = """# FROM comment
 ARG BASE=a

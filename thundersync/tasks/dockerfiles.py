@@ -1,12 +1,15 @@
-"""The FROM lines of a Dockerfile: where each stands in the text, what it starts from, and what it is called.
+"""What can be told of a Dockerfile without building it: its FROM lines, and the folder that it ends in.
 
-For those who put something before, after or in the place of a base image. Refuses to know what else a Dockerfile says;
-but it knows which lines go on from the one before, since SQL has lines that begin with FROM, too.
+For those who put something before, after or in the place of a base image, and for the readers of task folders. Refuses
+to know its other instructions; but it knows which lines go on from the one before, since SQL has FROM lines, too.
 """
 
+import posixpath
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from string import Template
 
 from msgspec import Struct
 
@@ -52,6 +55,40 @@ def replaced(text: str, froms: list[From], line: Callable[[From], str]) -> str:
     for each in reversed(froms):
         text = text[: each.start] + line(each) + text[each.end :]
     return text
+
+
+def workdir_of(text: str) -> str:
+    """The folder of the last stage. Without any, Docker's own default: base images rarely set another.
+
+    Holds a `$` where a variable is not set here. Source of the rules: docs.docker.com, "Dockerfile reference".
+    """
+    workdir, name = "/", ""
+    ended: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    for _, _, line in _logical_lines(text):
+        word, _, rest = line.partition(" ")
+        if found := _FROM.fullmatch(line):
+            ended[name] = workdir
+            workdir, name = ended.get(found["base"].lower(), "/"), (found["name"] or "").lower()
+        elif word.upper() in ("ENV", "ARG"):
+            variables |= {key: Template(value).safe_substitute(variables) for key, value in _assignments(rest.strip())}
+        elif word.upper() == "WORKDIR":
+            # A relative one continues the one before; joining an absolute one replaces it.
+            folder = Template(rest.strip().strip("\"'")).safe_substitute(variables)
+            workdir = posixpath.normpath(posixpath.join(workdir, folder))
+    return workdir
+
+
+def _assignments(rest: str) -> list[tuple[str, str]]:
+    """Both forms: `a=1 b="x y"`, and `a the rest of the line`; an ARG without a value is none."""
+    key, _, value = rest.partition(" ")
+    if "=" not in key:
+        return [(key, value.strip())] if value else []
+    try:
+        words = shlex.split(rest)
+    except ValueError:
+        return []
+    return [(key, value) for key, mark, value in (word.partition("=") for word in words) if mark]
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:

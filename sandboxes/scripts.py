@@ -62,6 +62,7 @@ folder=$(dirname -- "$1")
 make "$folder" || exit 1
 if [ -d "$1" ] && ! [ -L "$1" ]; then echo "is a directory: $1" >&2; exit 1; fi
 partial=$folder/.partial.$$
+rm -f -- "$partial"  # a link that was planted there would be followed
 { cat >"$partial" && chown "$(stat -c %u:%g -- "$folder")" -- "$partial" && chmod "$2" -- "$partial" &&
   rm -f -- "$1" && mv -f -- "$partial" "$1"; } || { rm -f -- "$partial"; exit 1; }
 """

@@ -170,6 +170,17 @@ async def test_paths_that_are_not_plain_and_absolute_are_refused(shared: Sandbox
         await shared.put_tree(tmp_path, path)
 
 
+async def test_links_planted_where_a_file_is_half_written_lead_nowhere(lab: Lab) -> None:
+    sandbox = await lab.start()
+    # Each link made here takes a process number: the next ones are among those that the names end in.
+    plant = "for n in $(seq 400 900); do ln -s ../target .partial.$n; done; ln -s ../target .new.partial"
+    await sandbox.run(Command(script=f"mkdir in; cd in; echo kept > ../target; {plant}"))
+    await sandbox.write("/workspace/in/new", b"new")
+    assert await sandbox.read("/workspace/target") == b"kept\n"
+    assert await sandbox.read("/workspace/in/new") == b"new"
+    await sandbox.close()
+
+
 async def test_a_folder_arrives_with_modes_links_and_nothing_of_what_links_point_to(
     fresh: Sandbox, tmp_path: Path
 ) -> None:

@@ -158,6 +158,13 @@ async def test_a_setup_that_fails_is_the_worlds_failure(runtime: ProcessRuntime,
     assert isinstance(rollout.outcome, Failed) and "no such luck" in rollout.outcome.detail
 
 
+async def test_a_stage_may_bring_a_link_to_what_is_not_there_yet(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    task = staged(tmp_path)
+    (Path(task.stages[1].files) / "link").symlink_to("greeting")
+    rollout = await roll(runtime, task, bash("touch made", "submit"), bash("cat kept.txt > link", "submit"))
+    assert outcome(rollout).reward == 1.0
+
+
 async def test_a_task_in_stages_is_solved_by_its_solutions_and_by_nothing_else(
     runtime: ProcessRuntime, tmp_path: Path
 ) -> None:
@@ -184,6 +191,24 @@ async def test_a_setup_is_roots_and_what_it_leaves_in_the_folder_the_agents(
         (found,) = find_harbor(str(folder))
         report = await TaskCheck(runtime, jobs=1).check(found)
         assert (report.state, report.empty, report.solved) == ("ok", 0.0, 1.0), report.reason
+    finally:
+        await runtime.close()
+
+
+@pytest.mark.docker
+async def test_where_the_folder_is_the_whole_image_a_setup_gives_nothing_away(
+    docker_daemon: DockerDaemon, tmp_path: Path
+) -> None:
+    folder = make_staged(tmp_path, toml=STAGED.replace("/app/made", "/made"))
+    (folder / "environment" / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nWORKDIR /\nRUN touch seen; chgrp 7 seen\n")
+    (folder / "steps" / "greet" / "solution" / "solve.sh").write_text(
+        "[ $(stat -c %g seen) = 7 ] && cp kept.txt greeting\n"
+    )
+    runtime = DockerRuntime(docker_daemon.host)
+    try:
+        (found,) = find_harbor(str(folder))
+        report = await TaskCheck(runtime, jobs=1).check(found)
+        assert (report.state, report.empty, report.solved) == ("needs_root", 0.0, 1.0), report.reason
     finally:
         await runtime.close()
 

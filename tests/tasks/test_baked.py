@@ -18,6 +18,7 @@ from thundersync.tasks.check import TaskCheck
 from thundersync.tasks.found import Found
 from thundersync.tasks.kept import KeptFiles
 from thundersync.tasks.load import find_all, load_env
+from thundersync.tasks.standin import StandIn
 
 # The internet, as these containers have none: whoever is not a sandbox (a build is not) can install.
 INSTALLS = r"""#!/bin/bash
@@ -106,6 +107,8 @@ async def test_a_build_that_could_not_install_fails_and_says_so(
         ("FROM a\nRUN x\n", "FROM a AS thundersync-task\nRUN x\n", "thundersync-task"),
         ("FROM a AS one\nFROM one as Two\nRUN x", "FROM a AS one\nFROM one as Two\nRUN x\n", "Two"),
         ("FROM --platform=linux/amd64 a\n", "FROM --platform=linux/amd64 a AS thundersync-task\n", "thundersync-task"),
+        ("FROM a AS one\nFROM \\\n  b\n", "FROM a AS one\nFROM b AS thundersync-task\n", "thundersync-task"),
+        ("FROM a\nRUN x \\\n  FROM y\n", "FROM a AS thundersync-task\nRUN x \\\n  FROM y\n", "thundersync-task"),
     ],
 )
 def test_a_dockerfile_goes_on_from_its_last_stage(
@@ -124,6 +127,28 @@ def test_a_dockerfile_goes_on_from_its_last_stage(
     source.write_text("RUN x\n")
     with pytest.raises(TaskError, match="no line FROM"):
         baked(found.task, keep)
+
+
+def test_the_tasks_own_files_are_read_whatever_their_bytes_and_never_written(keep: KeptFiles, tmp_path: Path) -> None:
+    found = published(tmp_path / "set")
+    assert found.task is not None
+    environment, shared = Path(found.task.image.context), tmp_path / "shared"
+    for name, text in (("Dockerfile", b"FROM a\n# caf\xe9\n"), (".dockerignore", b"caf\xe9\n")):
+        (tmp_path / f"shared{name}").write_bytes(text)
+        (environment / name).unlink()
+        (environment / name).symlink_to(tmp_path / f"shared{name}")
+    made = Path(baked(found.task, keep).image.context)
+    assert (made / "Dockerfile").read_bytes().startswith(b"FROM a AS thundersync-task\n# caf\xe9\n")
+    assert (made / ".dockerignore").read_bytes() == b"caf\xe9\n!thundersync-bake\n"
+    StandIn("here:1", tmp_path / "stand-in").place(found.task)
+    assert Path(f"{shared}Dockerfile").read_bytes() == b"FROM a\n# caf\xe9\n"
+    assert Path(f"{shared}.dockerignore").read_bytes() == b"caf\xe9\n"
+
+
+def test_a_build_has_the_time_that_its_checker_may_take(keep: KeptFiles, tmp_path: Path) -> None:
+    task = published(tmp_path / "set").task
+    assert task is not None
+    assert baked(task, keep).build_timeout_s == task.build_timeout_s + task.checker.timeout_s
 
 
 def test_a_prebuilt_image_is_built_upon_and_a_checker_without_uv_left_alone(keep: KeptFiles, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`tasks check` over real boxes: each kind of broken task is told from a good one, and a report is continued."""
 
 import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from sandboxes import ProcessRuntime, RuntimeUnavailable
-from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, ImageMissing, SandboxGone
+from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, FileRefused, ImageMissing, SandboxGone
 from tests.fakes import FakeRuntime
 from tests.tasks.folders import TOML, make_folder
 from tests.tasks.repairs import CALC, a_row
+from thundersync.config import EnvConfig
 from thundersync.core.types import Image
 from thundersync.errors import TaskError
 from thundersync.tasks.check import TaskCheck, TaskReport
@@ -20,7 +22,8 @@ from thundersync.tasks.command import check_all
 from thundersync.tasks.found import Found
 from thundersync.tasks.harbor import find_harbor
 from thundersync.tasks.kept import KeptFiles
-from thundersync.tasks.report import ReportFile
+from thundersync.tasks.load import find_all, load_env
+from thundersync.tasks.report import ReportFile, read_report
 from thundersync.tasks.standin import StandIn
 from thundersync.tasks.swe import smith_task
 
@@ -198,7 +201,7 @@ async def test_a_check_reports_continues_and_checks_again(runtime: ProcessRuntim
     assert await run() == ["set/bad"]
     lines = json.read_text().splitlines()
     assert len(lines) == 2
-    json.write_text("\n".join(lines) + '\n{"key": "torn')
+    json.write_text("\n".join(lines) + '\n{"key":"torn')
     assert await run() == ["set/bad"]
     assert json.read_text().splitlines() == lines
     make_folder(root, "bad")
@@ -209,12 +212,32 @@ async def test_a_check_reports_continues_and_checks_again(runtime: ProcessRuntim
     assert "1 unsolved: its reference solution does not score full" in said
 
 
+async def test_names_that_are_no_text_are_told_and_end_no_check(tmp_path: Path) -> None:
+    report = ReportFile(tmp_path / "report.jsonl")
+    folder = make_folder(tmp_path / "set", os.fsdecode(b"caf\xe9"))
+    (found,) = find_all(str(tmp_path / "set"))
+    assert (found.key, found.faults) == ("set/caf\\udce9", ["has a name that is not UTF-8"])
+    report.add(await check(FakeRuntime(), found))
+    lost = FileRefused(f"neither file, folder nor link: {folder}")
+    report.add(await check(FakeRuntime(failing={"put_tree": lost}), the(make_folder(tmp_path / "other"))))
+    report.close()
+    assert [(each.key, each.state) for each in read_report(tmp_path / "report.jsonl")] == [
+        ("set/caf\\udce9", "refused"),
+        ("other/say-hello", "broken"),
+    ]
+    with pytest.raises(TaskError, match="has a name that is not UTF-8"):
+        load_env(EnvConfig(path=str(tmp_path / "set")))
+
+
 def test_a_file_that_is_no_report_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
-    other.write_text("mine\n")
-    with pytest.raises(TaskError, match="line 1 is no line of a report"):
-        ReportFile(other)
-    assert other.read_text() == "mine\n"
+    for text in ("mine\n", "mine", '{"model": "mine"}'):
+        other.write_text(text)
+        with pytest.raises(TaskError, match="line 1 is no line of a report"):
+            ReportFile(other)
+        assert other.read_text() == text
+    other.write_text('{"k')
+    assert ReportFile(other).known == {}
 
 
 def test_a_stand_in_replaces_base_images_and_not_stages(tmp_path: Path) -> None:
@@ -223,7 +246,7 @@ def test_a_stand_in_replaces_base_images_and_not_stages(tmp_path: Path) -> None:
         "FROM --platform=linux/amd64 a:1 AS one\nRUN true\nfrom b\nFROM one\nFROM scratch\nCOPY --from=one x y\n"
     )
     assert stand_in.rewritten(dockerfile) == (
-        "FROM here:1 AS one\nRUN true\nfrom here:1\nFROM one\nFROM scratch\nCOPY --from=one x y\n"
+        "FROM here:1 AS one\nRUN true\nFROM here:1\nFROM one\nFROM scratch\nCOPY --from=one x y\n"
     )
     found = the(make_folder(tmp_path / "set", toml=TOML + 'docker_image = "far/away"\n'))
     assert found.task is not None

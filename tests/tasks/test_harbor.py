@@ -159,11 +159,23 @@ def test_a_prebuilt_image_needs_no_dockerfile(tmp_path: Path) -> None:
         ("FROM a\nWORKDIR /x\nworkdir y\n", "/x/y"),
         ("FROM a AS one\nWORKDIR /x\nFROM b\nRUN true\n", "/"),
         ('FROM a\nWORKDIR \\\n  "/app"\n', "/app"),
+        ("FROM a AS One\nWORKDIR /x\nFROM b\nWORKDIR /y\nFROM one AS two\nFROM two\nWORKDIR z\n", "/x/z"),
+        ("ARG TOP=/srv\nFROM a\nENV APP=$TOP/app B='1 2'\nWORKDIR ${APP}\nWORKDIR ../b\n", "/srv/b"),
+        ("FROM a\nENV APP /my app\nENV broken='\nWORKDIR $APP\n", "/my app"),
     ],
 )
 def test_the_workdir_is_the_one_of_the_last_stage(tmp_path: Path, dockerfile: str, workdir: str) -> None:
     (make_folder(tmp_path) / "environment" / "Dockerfile").write_text(dockerfile)
     assert load_tasks(str(tmp_path))[0].workdir == workdir
+
+
+def test_a_workdir_that_only_the_base_image_knows_has_to_be_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "environment" / "Dockerfile").write_text("FROM golang\nWORKDIR $GOPATH/src\n")
+    with pytest.raises(TaskError, match=r"the WORKDIR /\$GOPATH/src, .*: name it in task.toml, environment.workdir"):
+        load_tasks(str(tmp_path))
+    (folder / "task.toml").write_text('[environment]\nworkdir = "/go/src"\n')
+    assert load_tasks(str(tmp_path))[0].workdir == "/go/src"
 
 
 @pytest.mark.parametrize(

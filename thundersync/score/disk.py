@@ -3,12 +3,18 @@
 from sandboxes.base import Command, Sandbox
 
 ROOM_BYTES = 1 << 20
-_FILE = "/tmp/.thundersync-room"
+# A name that is drawn: an agent may have put a link to something else wherever it knows that root will write.
+_SCRIPT = f"""
+file=$(mktemp /tmp/.thundersync-room.XXXXXX) || exit
+head -c {ROOM_BYTES} /dev/zero > "$file"
+code=$?
+rm -f -- "$file"
+exit $code
+"""
 _TIMEOUT_S = 60.0
 
 
 async def is_full(sandbox: Sandbox) -> bool:
     """No room for a MiB. Raises: the sandbox's own SandboxError."""
-    script = f"head -c {ROOM_BYTES} /dev/zero > {_FILE}; code=$?; rm -f {_FILE}; exit $code"
-    tried = await sandbox.run(Command(script=script, timeout_s=_TIMEOUT_S, cwd="/", user="root"))
+    tried = await sandbox.run(Command(script=_SCRIPT, timeout_s=_TIMEOUT_S, cwd="/", user="root"))
     return tried.exit_code != 0

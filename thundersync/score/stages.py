@@ -20,16 +20,20 @@ SETUP = "setup.sh"
 """A name reserved by the format: of what a stage brings, it runs before the agent does."""
 SETUP_LIMIT_S = 600.0
 
-# What lies in the agent's folder is the agent's, whoever that is there, and to be changed.
+# What lies in the agent's folder is the agent's, whoever that is there, and to be changed. A link itself is given, not
+# what it leads to, which may not be there yet. Busybox knows no `chown --reference`.
 _GIVE = """
+owner=$(stat -c %u:%g .)
 while IFS= read -r -d '' name; do
-  chown -R --reference=. -- "$name" && chmod -R u+rwX -- "$name" || exit 1
+  find "./$name" -exec chown -h "$owner" {} + && find "./$name" ! -type l -exec chmod u+rwX {} + || exit 1
 done
 """
-# As root, as the image itself was made: it may install things.
+# As root, as the image itself was made: it may install things. A folder that is root's may hold the whole image, and
+# nothing in it changes hands.
 _SET_UP = f"""
 bash ./{SETUP} || exit
-find . -xdev -user 0 -exec chown -h --reference=. -- {{}} +
+owner=$(stat -c %u:%g .)
+[ "${{owner%%:*}}" -eq 0 ] || find . -xdev -user 0 -exec chown -h "$owner" {{}} +
 """
 
 

@@ -6,7 +6,6 @@ into root's home. So neither the tests nor what they did to the world are in the
 work in. Sits between the loaders and whoever starts sandboxes. Refuses to know what is built how.
 """
 
-import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -17,10 +16,10 @@ import msgspec
 from thundersync.core.types import Checker, Image, Task, TaskId
 from thundersync.errors import TaskError
 from thundersync.score.missing_tools import wants_network
+from thundersync.tasks.dockerfiles import find_froms, read_build_file, replaced, write_build_file
 from thundersync.tasks.kept import KeptFiles
 
 _FOLDER = "thundersync-bake"
-_FROM = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*\S+(?:[ \t]+AS[ \t]+(\S+))?[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _STAGES = """
 FROM {name} AS thundersync-tools
 USER root
@@ -58,7 +57,9 @@ def baked(task: Task, keep: KeptFiles) -> Task:
     if not image.name and not image.context:
         return task
     folder = keep.keep_folder(_filler(task))
-    return msgspec.structs.replace(task, image=Image(context=str(folder)))
+    # The checker runs while it is built, and may take as long as whenever it scores.
+    limit_s = task.build_timeout_s + checker.timeout_s
+    return msgspec.structs.replace(task, image=Image(context=str(folder)), build_timeout_s=limit_s)
 
 
 def _uses_uv(checker: Checker) -> bool:
@@ -73,10 +74,10 @@ def _filler(task: Task) -> Callable[[Path], None]:
         text = f"FROM {task.image.name}\n"
         if not task.image.name:
             shutil.copytree(task.image.context, folder, symlinks=True, dirs_exist_ok=True)
-            text = (folder / "Dockerfile").read_text(encoding="utf-8", errors="surrogateescape")
+            text = read_build_file(folder / "Dockerfile")
         ignored = folder / ".dockerignore"
         if ignored.exists():
-            ignored.write_text(f"{ignored.read_text(encoding='utf-8').rstrip()}\n!{_FOLDER}\n", encoding="utf-8")
+            write_build_file(ignored, f"{read_build_file(ignored).rstrip()}\n!{_FOLDER}\n")
         tests, checker = folder / _FOLDER / "tests", task.checker
         tests.mkdir(parents=True)
         for source in filter(None, (checker.shared, checker.tests)):
@@ -88,18 +89,19 @@ def _filler(task: Task) -> Callable[[Path], None]:
         (folder / _FOLDER / "bake.sh").write_text(script, encoding="utf-8")
         text, name = _named(text, task.task_id)
         text += _STAGES.format(name=name, folder=_FOLDER, workdir=task.workdir)
-        (folder / "Dockerfile").write_text(text, encoding="utf-8", errors="surrogateescape")
+        write_build_file(folder / "Dockerfile", text)
 
     return fill
 
 
 def _named(dockerfile: str, task_id: TaskId) -> tuple[str, str]:
     """The file with its last stage named, and that name. Raises: TaskError."""
-    found = list(_FROM.finditer(dockerfile))
-    if not found:
-        raise TaskError(f"the Dockerfile of {task_id} has no line FROM", remedy="Write each FROM in one line.")
-    last = found[-1]
-    if last[1]:
-        return dockerfile.rstrip() + "\n", last[1]
+    froms = find_froms(dockerfile)
+    if not froms:
+        raise TaskError(f"the Dockerfile of {task_id} has no line FROM", remedy="A Dockerfile starts with FROM.")
+    last = froms[-1]
+    if last.name:
+        return dockerfile.rstrip() + "\n", last.name
     name = "thundersync-task"
-    return f"{dockerfile[: last.end()].rstrip()} AS {name}{dockerfile[last.end() :].rstrip()}\n", name
+    named = replaced(dockerfile, [last], lambda each: f"FROM {each.flags}{each.base} AS {name}")
+    return named.rstrip() + "\n", name

@@ -35,7 +35,7 @@ from thundersync.score.reward import CheckFailed, RewardChecker, Verdict
 from thundersync.score.solution import run_solution, solution_limit_s
 from thundersync.score.stages import in_stages
 from thundersync.tasks.baked import baked
-from thundersync.tasks.found import Found
+from thundersync.tasks.found import Found, escaped
 from thundersync.tasks.kept import KeptFiles
 from thundersync.tasks.standin import base_images
 
@@ -165,7 +165,7 @@ class TaskCheck:
         return msgspec.structs.replace(
             report,
             state=state,
-            reason=reason,
+            reason=escaped(reason),
             empty=seen.get("empty"),
             solved=seen.get("solved"),
             seconds=round(time.monotonic() - started_s, 2),

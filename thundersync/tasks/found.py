@@ -44,6 +44,11 @@ def usable(path: str, found: Iterable[Found]) -> list[Task]:
     return tasks
 
 
+def escaped(text: str) -> str:
+    """`text` with what cannot be written as UTF-8, such as bytes of a file's name that are none, escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def listed(head: str, faults: list[str]) -> str:
     """`head`, and the faults below it, the first forty."""
     shown = [f"  {fault}" for fault in faults[:_SHOWN_FAULTS]]

@@ -5,7 +5,6 @@ it opens no sandbox, and keeps tests and solution as host paths that no agent se
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import msgspec
 
 from thundersync.core.types import Checker, Image, Task
 from thundersync.errors import TaskError
+from thundersync.tasks.dockerfiles import read_build_file, workdir_of
 from thundersync.tasks.found import Found, listed, usable
 from thundersync.tasks.harbor_files import checker_command, in_its_stages, read_instruction, read_stages, read_text
 from thundersync.tasks.task_toml import TaskToml, parse_task_toml
@@ -64,9 +64,11 @@ def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tupl
     if not in_stages and not test.is_file():
         faults.append("tests/test.sh is missing: the script that writes /logs/verifier/reward.txt")
     weights = _weights(folder / "weights.json", faults)
+    dockerfile = folder / "environment" / "Dockerfile"
+    workdir = facts.workdir if facts is not None else ""
+    workdir = workdir or read_workdir(dockerfile, faults, remedy="task.toml, environment.workdir")
     if facts is None or faults:
         return None, faults
-    dockerfile = folder / "environment" / "Dockerfile"
     world = Task(
         task_id=folder.name,
         suite=suite,
@@ -75,7 +77,7 @@ def read_task(folder: Path, *, suite: str, variables: Mapping[str, str]) -> tupl
         checker=Checker(
             tests=str(test.parent), timeout_s=facts.checker_timeout_s, env=facts.checker_env, weights=weights
         ),
-        workdir=facts.workdir or dockerfile_workdir(dockerfile),
+        workdir=workdir,
         env=facts.env,
         solution_env=facts.solution_env,
         agent_timeout_s=facts.agent_timeout_s,
@@ -158,17 +160,9 @@ def _weights(path: Path, faults: list[str]) -> dict[str, float]:
     return weights
 
 
-def dockerfile_workdir(dockerfile: Path) -> str:
-    """The last stage's WORKDIR. Without one, Docker's own default: base images rarely set another."""
-    workdir = "/"
-    if not dockerfile.is_file():
-        return workdir
-    text = re.sub(r"\\\s*\n", " ", dockerfile.read_text(encoding="utf-8", errors="replace"))
-    for line in text.splitlines():
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() == "FROM":
-            workdir = "/"
-        elif word.upper() == "WORKDIR":
-            # A relative WORKDIR continues the one before; joining an absolute one replaces it.
-            workdir = str(Path(workdir) / rest.strip().strip("\"'"))
+def read_workdir(dockerfile: Path, faults: list[str], *, remedy: str) -> str:
+    """Where a task's agent begins, by its Dockerfile, if it has one. `remedy`: where else its author can say so."""
+    workdir = workdir_of(read_build_file(dockerfile)) if dockerfile.is_file() else "/"
+    if "$" in workdir:
+        faults.append(f"Dockerfile has the WORKDIR {workdir}, and does not say what that is: name it in {remedy}")
     return workdir

@@ -17,7 +17,7 @@ from thundersync.core.types import Task
 from thundersync.errors import TaskError
 from thundersync.tasks.baked import baked
 from thundersync.tasks.checked import CheckedTasks
-from thundersync.tasks.found import Found, listed, usable
+from thundersync.tasks.found import Found, escaped, listed, usable
 from thundersync.tasks.functions import find_function_tasks, is_function_path
 from thundersync.tasks.harbor import find_harbor, resolve
 from thundersync.tasks.kept import KeptFiles
@@ -48,7 +48,7 @@ def load_env(
     """
     keep = keep if keep is not None else KeptFiles()
     checked = CheckedTasks(env.checked) if env.checked else None
-    found = list(_filtered(_found(env, variables, keep, say), env, checked))
+    found = list(_filtered(_writable(_found(env, variables, keep, say)), env, checked))
     tasks = usable(env.path, found)
     if checked is not None:
         _tell_left_out(env, checked, tasks, say)
@@ -80,8 +80,8 @@ def find_all(
     keep = keep if keep is not None else KeptFiles()
     root = resolve(path)
     if not root.is_dir() or _folder_type(root) is not None:
-        return list(_found(EnvConfig(path=path, split=split), variables, keep, say))
-    found = list(_below(root, root, variables, keep, _DEPTH))
+        return list(_writable(_found(EnvConfig(path=path, split=split), variables, keep, say)))
+    found = list(_writable(_below(root, root, variables, keep, _DEPTH)))
     if not found:
         raise TaskError(f"no tasks in {root}", remedy="docs/tasks.md lists the formats that are known.")
     return found
@@ -161,6 +161,16 @@ def _below(
 
 def _renamed(found: Iterable[Found], suite: str) -> Iterator[Found]:
     return (msgspec.structs.replace(each, suite=suite) for each in found)
+
+
+def _writable(found: Iterable[Found]) -> Iterator[Found]:
+    """Every record of a run names its task: one whose name is no text has a fault, and a name that can be written."""
+    for each in found:
+        if (suite := escaped(each.suite)) != each.suite or escaped(each.task_id) != each.task_id:
+            fault = "has a name that is not UTF-8"
+            yield Found(task_id=escaped(each.task_id), suite=suite, format=each.format, task=None, faults=[fault])
+        else:
+            yield each
 
 
 def _first(path: Path) -> Row | None:

@@ -13,6 +13,8 @@ from thundersync.errors import TaskError
 from thundersync.tasks.check import GOOD, MEANINGS, TaskReport
 
 _REASON_CHARS = 160
+_BEGIN = b'{"key":'
+"""Of each line of a report."""
 
 
 class ReportFile:
@@ -59,7 +61,7 @@ def read_report(path: Path) -> list[TaskReport]:
         try:
             found.append(msgspec.json.decode(line, type=TaskReport))
         except msgspec.DecodeError as error:
-            if number == len(lines) and not line.endswith(b"\n"):
+            if number == len(lines) and not line.endswith(b"\n") and (found or line.startswith(_BEGIN[: len(line)])):
                 break  # a check was killed while it wrote its last line
             raise TaskError(
                 f"{path}, line {number} is no line of a report: {error}", remedy="Give a new file, or remove this one."

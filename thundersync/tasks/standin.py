@@ -4,28 +4,19 @@ What is so checked is the task's own text, not the image that it names: the repo
 are built.
 """
 
-import re
 import shutil
 from pathlib import Path
 
 import msgspec
 
 from thundersync.core.types import Image, Task
-
-_AS = re.compile(r"\s+AS\s+(\S+)", re.IGNORECASE)
-_FROM = re.compile(r"^(\s*FROM\s+)((?:--\S+\s+)*)(\S+)(.*)$", re.IGNORECASE | re.MULTILINE)
+from thundersync.tasks.dockerfiles import From, find_froms, read_build_file, replaced, write_build_file
 
 
 def base_images(dockerfile: Path) -> list[str]:
     """The images that a Dockerfile starts from, its own stages left out."""
-    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
-    stages, found = set[str](), dict[str, None]()
-    for match in _FROM.finditer(text):
-        if match[3] not in stages and match[3] != "scratch":
-            found[match[3]] = None
-        if name := _AS.search(match[4]):
-            stages.add(name[1])
-    return list(found)
+    text = read_build_file(dockerfile) if dockerfile.is_file() else ""
+    return list(dict.fromkeys(each.base for each in _from_outside(text)))
 
 
 class StandIn:
@@ -46,17 +37,20 @@ class StandIn:
         if not target.exists():
             shutil.copytree(source, target, symlinks=True)
             dockerfile = target / "Dockerfile"
-            dockerfile.write_text(self.rewritten(dockerfile.read_text(encoding="utf-8", errors="replace")))
+            write_build_file(dockerfile, self.rewritten(read_build_file(dockerfile)))
         return msgspec.structs.replace(task, image=Image(context=str(target)))
 
     def rewritten(self, dockerfile: str) -> str:
         """The same file on the stand-in; a stage that starts from an earlier stage still does."""
-        stages: set[str] = set()
+        froms = _from_outside(dockerfile)
+        return replaced(dockerfile, froms, lambda each: f"FROM {self._image}" + (each.name and f" AS {each.name}"))
 
-        def swap(match: re.Match[str]) -> str:
-            base = match[3] if match[3] in stages or match[3] == "scratch" else self._image
-            if name := _AS.search(match[4]):
-                stages.add(name[1])
-            return f"{match[1]}{base}{match[4]}"
 
-        return _FROM.sub(swap, dockerfile)
+def _from_outside(dockerfile: str) -> list[From]:
+    """Those that start from an image, not from nothing or an earlier one of them."""
+    stages, found = {"scratch"}, []
+    for each in find_froms(dockerfile):
+        if each.base.lower() not in stages:
+            found.append(each)
+        stages.add(each.name.lower())
+    return found

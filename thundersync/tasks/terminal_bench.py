@@ -13,7 +13,7 @@ from msgspec import Struct
 from thundersync.core.types import Checker, Image, Task, VerdictKind
 from thundersync.tasks.compose import read_compose
 from thundersync.tasks.found import Found
-from thundersync.tasks.harbor import dockerfile_workdir
+from thundersync.tasks.harbor import read_workdir
 from thundersync.tasks.harbor_files import strip_canary
 from thundersync.tasks.kept import KeptFiles
 
@@ -63,6 +63,7 @@ def read_terminal_bench(folder: Path, *, keep: KeptFiles) -> tuple[Task | None, 
     dockerfile = folder / "Dockerfile"
     if not service.image:
         faults += _dockerfile_faults(dockerfile)
+    workdir = service.workdir or read_workdir(dockerfile, faults, remedy="docker-compose.yaml, working_dir")
     solution = _solution(folder, keep, faults)
     if facts is None or faults:
         return None, faults
@@ -80,7 +81,7 @@ def read_terminal_bench(folder: Path, *, keep: KeptFiles) -> tuple[Task | None, 
                 env={**service.env, "TEST_DIR": "/tests"},
                 verdict=_VERDICTS[facts.parser_name],
             ),
-            workdir=service.workdir or dockerfile_workdir(dockerfile),
+            workdir=workdir,
             env=service.env,
             solution=solution,
             agent_timeout_s=facts.max_agent_timeout_sec,

@@ -1,6 +1,6 @@
 """Measures what monitors that come and go cost a run: steps with and without them, in turns, in one run.
 
-    python tools/bench_monitors.py [--repeats 8] [--json OUT]
+    python tools/bench_monitors.py [--repeats 8]
 
 Each repeat works the same step three times, in changing order: `alone`; `watched`, while two monitors at a time (--json
 or --plain, processes of their own) attach and are ended or killed at random; `elsewhere`, the same, but they call where
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from thundersync.bench.crew import own_crew
 from thundersync.bench.processes import Processes, machine
 from thundersync.bench.protocol import fitted
 from thundersync.bench.replay import Script, replayed_task
-from thundersync.bench.statistics import spread, turns_taken
+from thundersync.bench.statistics import Spread, spread, turns_taken
 from thundersync.bench.workload import workload_of
 from thundersync.config_file import config_from
 from thundersync.engine import Engine
@@ -84,29 +83,24 @@ def come_and_go(target: str, slot: int, count: list[int], enough: threading.Even
         viewer.wait()
 
 
-async def measure(folder: Path, repeats: int, helper: "subprocess.Popen[str]", say: Callable[[str], None]) -> Any:
+async def measure(folder: Path, repeats: int, helper: "subprocess.Popen[str]") -> dict[str, Spread]:
     model = {"name": str(folder / "model"), "dtype": "float32", "max_model_len": 512}
     config = config_from(CONFIG | {"output_dir": str(folder), "model": model})
     workload = workload_of(config)
     own, placement = fitted(config, workload), place_here(config)
-    say(f"{machine()}; {placement.sentence()}; load {os.getloadavg()[0]:.1f}; {workload.sentence()}")
+    print(f"{machine()}; {placement.sentence()}; load {os.getloadavg()[0]:.1f}; {workload.sentence()}")
     pin(placement.engine_cpus)
     tasks = [replayed_task(f"bench-{index}") for index in range(workload.prompts_per_step)]
     steps: dict[Way, list[Measured]] = defaultdict(list)
     monitors: dict[Way, list[tuple[int, float]]] = defaultdict(list)
     assert helper.stdin is not None and helper.stdout is not None
-    async with Engine(own, tasks=tasks, agent=nobody, placement=placement, say=say) as engine:
+    async with Engine(own, tasks=tasks, agent=nobody, placement=placement, say=print) as engine:
         parts = engine.parts
+        script, processes = Script(workload, vocabulary=384, seed=own.seed), Processes([w.pid for w in parts.workers])
         driver = ArmDriver(
-            "stream",
-            own,
-            crew=own_crew(parts),
-            run=parts.driver,
-            script=Script(workload, vocabulary=384, seed=own.seed),
-            emit=parts.feed.emit,
-            keep=parts.folder.write_rollouts,
-            processes=Processes([worker.pid for worker in parts.workers]),
-        )
+            "stream", own, crew=own_crew(parts), run=parts.driver, script=script, emit=parts.feed.emit,
+            keep=parts.folder.write_rollouts, processes=processes,
+        )  # fmt: skip
         targets: dict[Way, str] = {"watched": str(engine.run_dir), "elsewhere": f"ipc://{folder}/nobody"}
         for number in range(2):
             await driver.step(number)
@@ -118,18 +112,17 @@ async def measure(folder: Path, repeats: int, helper: "subprocess.Popen[str]", s
                 if way in targets:
                     print(file=helper.stdin, flush=True)
                     monitors[way].append(json.loads(await asyncio.to_thread(helper.stdout.readline)))
-            say(", ".join(f"{way} {steps[way][-1].step_s:.2f} s" for way in WAYS))
+            print(", ".join(f"{way} {steps[way][-1].step_s:.2f} s" for way in WAYS))
     return figures(steps, monitors)
 
 
-def figures(steps: dict[Way, list[Measured]], monitors: dict[Way, list[tuple[int, float]]]) -> dict[str, Any]:
+def figures(steps: dict[Way, list[Measured]], monitors: dict[Way, list[tuple[int, float]]]) -> dict[str, Spread]:
     """Each a median with its quartiles; ratios are of the same repeat."""
     taken = {way: [step.step_s for step in steps[way]] for way in WAYS}
     told: dict[str, list[float]] = {f"step_s, {way}": taken[way] for way in WAYS}
     told |= {f"coordinator cpu_s, {way}": [step.cpu.coordinator_s for step in steps[way]] for way in WAYS}
     for other in ("elsewhere", "alone"):
-        pairs = zip(taken["watched"], taken[other], strict=True)
-        told[f"watched / {other}"] = [watched / without for watched, without in pairs]
+        told[f"watched / {other}"] = [a / b for a, b in zip(taken["watched"], taken[other], strict=True)]
     told |= {f"monitors started, {way}": [float(count) for count, _ in counts] for way, counts in monitors.items()}
     told |= {f"their cpu_s, {way}": [cpu_s for _, cpu_s in counts] for way, counts in monitors.items()}
     return {name: spread(values) for name, values in told.items()}
@@ -142,7 +135,6 @@ async def nobody(task: object, policy: object, sandbox: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--viewers", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.viewers:
@@ -154,11 +146,9 @@ def main() -> int:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as helper,
     ):
         subprocess.run([sys.executable, "-c", MODEL, f"{folder}/model"], cwd=ROOT, check=True)
-        told = asyncio.run(measure(Path(folder), arguments.repeats, helper, print))
+        told = asyncio.run(measure(Path(folder), arguments.repeats, helper))
     for name, value in told.items():
         print(f"{name:28} {value.median:.3f}  (quartiles {value.low:.3f} to {value.high:.3f})")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({name: value.values for name, value in told.items()}, indent=1))
     return 0
 
 

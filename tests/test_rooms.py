@@ -29,6 +29,7 @@ OWNERS = {
     "rich": (
         "thundersync/monitor/",
         "thundersync/doctor/",
+        "thundersync/foreground.py",
         "thundersync/session.py",
         "thundersync/verify/report.py",
         "thundersync/bench/report.py",
@@ -119,3 +120,13 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO, timeout=60)
+
+
+def test_a_monitor_loads_nothing_of_a_run() -> None:
+    """It starts on the run's own cores, as often as somebody likes to look."""
+    command = [sys.executable, "-X", "importtime", "-m", "thundersync", "monitor", "/nowhere", "--json"]
+    told = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert "no run at" in told.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    assert "thundersync.monitor.client" in loaded
+    assert not {"thundersync.engine", "sandboxes", "aiohttp", "textual"} & loaded

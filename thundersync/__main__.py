@@ -49,7 +49,8 @@ def run(
     """Train an agent."""
     from thundersync.config_file import read_config
     from thundersync.dry_run import describe, units
-    from thundersync.session import check, train
+    from thundersync.foreground import check
+    from thundersync.session import train
 
     console = Console()
 
@@ -76,7 +77,8 @@ def serve(
     """Train whatever agents come to an OpenAI-compatible endpoint: `run` with [serve], which may be left out."""
     from thundersync.config_file import read_config
     from thundersync.dry_run import units
-    from thundersync.session import check, train, with_endpoint
+    from thundersync.foreground import check
+    from thundersync.session import train, with_endpoint
 
     console = Console()
 
@@ -109,7 +111,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on held-out tasks: pass@k and mean reward with intervals, per task and per suite."""
     from thundersync.config_file import read_config
-    from thundersync.session import check, evaluate_once
+    from thundersync.foreground import check
+    from thundersync.session import evaluate_once
 
     console = Console()
     overrides = [*(set_ or ()), *([f"model.name={model}"] if model else [])]
@@ -140,7 +143,8 @@ def verify(
 ) -> None:
     """Compare streamed gradients with the one-piece gradient on rollouts of this configuration; commits nothing."""
     from thundersync.config_file import read_config
-    from thundersync.session import check, verify_once
+    from thundersync.foreground import check
+    from thundersync.session import verify_once
 
     console = Console()
 
@@ -174,7 +178,7 @@ def bench(
     from thundersync.bench.against.command import WORK, bench_against
     from thundersync.bench.command import bench_once
     from thundersync.config_file import read_config
-    from thundersync.session import check
+    from thundersync.foreground import check
 
     console = Console()
     if against is None and (config is None or trl_python is not None):
@@ -201,8 +205,8 @@ def monitor(
     ] = None,
 ) -> None:
     """Watch a run, live or finished, from any terminal or machine."""
+    from thundersync.foreground import check, run_to_the_end
     from thundersync.monitor.command import look
-    from thundersync.session import check, run_to_the_end
 
     console = Console()
 
@@ -219,8 +223,8 @@ def keys(
     viewer: Annotated[str, typer.Option(help="Whose keys; one name for each who watches.")] = "viewer",
 ) -> None:
     """Make the keys with which a run can be watched from other machines."""
+    from thundersync.foreground import check
     from thundersync.monitor.command import make
-    from thundersync.session import check
 
     console = Console()
     raise typer.Exit(check(lambda: make(folder, viewer, console), console))
@@ -239,8 +243,8 @@ def report(
     ] = None,
 ) -> None:
     """Write a run, or several side by side, as one HTML page; or a step as a trace."""
+    from thundersync.foreground import check
     from thundersync.report.command import report_or_trace
-    from thundersync.session import check
 
     console = Console()
 
@@ -271,7 +275,7 @@ def check_tasks(
     split: Split = "train",
 ) -> None:
     """Say of each task whether it can be trained on: complete, built, solved by its solution, and by nothing else."""
-    from thundersync.session import check, run_to_the_end
+    from thundersync.foreground import check, run_to_the_end
     from thundersync.tasks.command import check_all
 
     console = Console()
@@ -314,7 +318,7 @@ def make_repairs(
     ] = "python:3.11",
 ) -> None:
     """Make repair tasks of a small Python package and its tests: rows in SWE-smith's format."""
-    from thundersync.session import check, run_to_the_end
+    from thundersync.foreground import check, run_to_the_end
     from thundersync.tasks.make_command import make_all
 
     console = Console()
@@ -347,8 +351,8 @@ def plan(
     ] = None,
 ) -> None:
     """Say what a run's steps would take under another order or split of devices, and the memory it needs."""
+    from thundersync.foreground import check
     from thundersync.plan.command import plan
-    from thundersync.session import check
 
     console = Console()
     work = lambda: plan(target, json=json, picture=picture, variables=os.environ, console=console)  # noqa: E731

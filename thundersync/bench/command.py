@@ -18,12 +18,12 @@ from thundersync.bench.workload import workload_of, write
 from thundersync.config import DISTILLING, Config
 from thundersync.engine import Engine
 from thundersync.errors import ConfigError
+from thundersync.foreground import Voice, run_to_the_end
 from thundersync.generate.child import pin
 from thundersync.generate.manifest import read_manifest
 from thundersync.models import base_of
 from thundersync.placement import place_here
 from thundersync.plan.runs import rules
-from thundersync.session import Voice, run_to_the_end
 from thundersync.sizes import parameters
 
 

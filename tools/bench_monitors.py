@@ -22,7 +22,7 @@ import tempfile
 import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from thundersync.bench.arms import ArmDriver, Measured
 from thundersync.bench.crew import own_crew
@@ -36,19 +36,15 @@ from thundersync.engine import Engine
 from thundersync.generate.child import pin
 from thundersync.placement import place_here
 
-Way = Literal["alone", "watched", "elsewhere"]
-WAYS: list[Way] = ["alone", "watched", "elsewhere"]
+WAYS = ["alone", "watched", "elsewhere"]
 STAYS_S = (1.0, 8.0)
-"""A monitor lives so long, its start of a second or two included; then there is none for a while."""
-ROOT = Path(__file__).resolve().parent.parent
 PAUSES_S = (0.1, 2.0)
+"""A monitor lives so long, its start included; then there is none for a while."""
 CONFIG: dict[str, Any] = {
     "seed": 42,
     "name": "run",
     "algo": {"group_size": 8, "prompts_per_step": 8},
-    "rollout": {"max_tokens": 64},
     "engine": {"backend": "transformers", "max_num_seqs": 32},
-    "ckpt": {"interval": 0},
     "bench": {"prompt_tokens": 24, "reply_tokens": 32, "tool_s": 0.2},
 }
 MODEL = "import pathlib, sys, tests.tiny; tests.tiny.tiny_model(pathlib.Path(sys.argv[1]))"
@@ -68,8 +64,7 @@ def viewers() -> None:
         for each in slots:
             each.join()
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_s = spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime
-        print(json.dumps((sum(count), cpu_s)), flush=True)
+        print(json.dumps((sum(count), spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime)), flush=True)
 
 
 def come_and_go(target: str, slot: int, count: list[int], enough: threading.Event) -> None:
@@ -84,16 +79,16 @@ def come_and_go(target: str, slot: int, count: list[int], enough: threading.Even
 
 
 async def measure(folder: Path, repeats: int, helper: "subprocess.Popen[str]") -> dict[str, Spread]:
-    model = {"name": str(folder / "model"), "dtype": "float32", "max_model_len": 512}
+    model = {"name": str(folder / "model"), "dtype": "float32", "max_model_len": 1024}
     config = config_from(CONFIG | {"output_dir": str(folder), "model": model})
-    workload = workload_of(config)
-    own, placement = fitted(config, workload), place_here(config)
+    workload, placement = workload_of(config), place_here(config)
+    own = fitted(config, workload)
     print(f"{machine()}; {placement.sentence()}; load {os.getloadavg()[0]:.1f}; {workload.sentence()}")
     pin(placement.engine_cpus)
     tasks = [replayed_task(f"bench-{index}") for index in range(workload.prompts_per_step)]
-    steps: dict[Way, list[Measured]] = defaultdict(list)
-    monitors: dict[Way, list[tuple[int, float]]] = defaultdict(list)
-    assert helper.stdin is not None and helper.stdout is not None
+    steps: dict[str, list[Measured]] = defaultdict(list)
+    monitors: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    assert helper.stdin and helper.stdout
     async with Engine(own, tasks=tasks, agent=nobody, placement=placement, say=print) as engine:
         parts = engine.parts
         script, processes = Script(workload, vocabulary=384, seed=own.seed), Processes([w.pid for w in parts.workers])
@@ -101,7 +96,7 @@ async def measure(folder: Path, repeats: int, helper: "subprocess.Popen[str]") -
             "stream", own, crew=own_crew(parts), run=parts.driver, script=script, emit=parts.feed.emit,
             keep=parts.folder.write_rollouts, processes=processes,
         )  # fmt: skip
-        targets: dict[Way, str] = {"watched": str(engine.run_dir), "elsewhere": f"ipc://{folder}/nobody"}
+        targets: dict[str, str] = {"watched": str(engine.run_dir), "elsewhere": f"ipc://{folder}/nobody"}
         for number in range(2):
             await driver.step(number)
         for repeat, order in enumerate(turns_taken(WAYS, repeats)):
@@ -116,15 +111,15 @@ async def measure(folder: Path, repeats: int, helper: "subprocess.Popen[str]") -
     return figures(steps, monitors)
 
 
-def figures(steps: dict[Way, list[Measured]], monitors: dict[Way, list[tuple[int, float]]]) -> dict[str, Spread]:
+def figures(steps: dict[str, list[Measured]], monitors: dict[str, list[tuple[int, float]]]) -> dict[str, Spread]:
     """Each a median with its quartiles; ratios are of the same repeat."""
     taken = {way: [step.step_s for step in steps[way]] for way in WAYS}
     told: dict[str, list[float]] = {f"step_s, {way}": taken[way] for way in WAYS}
     told |= {f"coordinator cpu_s, {way}": [step.cpu.coordinator_s for step in steps[way]] for way in WAYS}
     for other in ("elsewhere", "alone"):
         told[f"watched / {other}"] = [a / b for a, b in zip(taken["watched"], taken[other], strict=True)]
-    told |= {f"monitors started, {way}": [float(count) for count, _ in counts] for way, counts in monitors.items()}
-    told |= {f"their cpu_s, {way}": [cpu_s for _, cpu_s in counts] for way, counts in monitors.items()}
+    for way, counted in monitors.items():
+        told[f"monitors started, {way}"], told[f"their cpu_s, {way}"] = map(list, zip(*counted, strict=True))
     return {name: spread(values) for name, values in told.items()}
 
 
@@ -132,25 +127,24 @@ async def nobody(task: object, policy: object, sandbox: object) -> None:
     """In the place of the run's agent: the steps are replayed."""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--viewers", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.viewers:
         viewers()
-        return 0
-    command = [sys.executable, __file__, "--viewers"]
+        return
+    command, ends = [sys.executable, __file__, "--viewers"], subprocess.PIPE
     with (
         tempfile.TemporaryDirectory(prefix="monitors-") as folder,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as helper,
+        subprocess.Popen(command, stdin=ends, stdout=ends, text=True) as helper,
     ):
-        subprocess.run([sys.executable, "-c", MODEL, f"{folder}/model"], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-c", MODEL, f"{folder}/model"], cwd=Path(__file__).parents[1], check=True)
         told = asyncio.run(measure(Path(folder), arguments.repeats, helper))
     for name, value in told.items():
         print(f"{name:28} {value.median:.3f}  (quartiles {value.low:.3f} to {value.high:.3f})")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -33,7 +33,7 @@ def end_orphans() -> set[str]:
         if owner is not None and owner.is_gone():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(entry.name), signal.SIGKILL)
-                boxes.add(words[-2])
+                boxes.add(words[-2] if len(words) > 1 else words[-1])  # a box may have written what it likes there
     return boxes
 
 

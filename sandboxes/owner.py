@@ -6,6 +6,7 @@ start time, the machine's boot and the namespace go with it.
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import psutil
 from msgspec import Struct, structs
 
 PREFIX = "thundersync.owner."
+# Anybody can put a word on a command line, whoever is in a box too: no number that Python or the kernel would refuse.
+_WORD = re.compile(r"(?P<namespace>[^:]+):(?P<pid>[0-9]{1,10}):(?P<started>.+)", re.DOTALL)
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -59,11 +62,12 @@ class Owner(Struct, frozen=True, kw_only=True):
     @classmethod
     def from_word(cls, word: str) -> "Owner | None":
         """The owner on this machine since this boot that `word` was made of; None if it is not ours."""
-        namespace, _, rest = word.partition(":")
-        pid, _, started = rest.partition(":")
-        if not (namespace and pid.isdigit() and started):
+        match = _WORD.fullmatch(word)
+        if match is None:
             return None
-        return structs.replace(cls.current(), namespace=namespace, pid=int(pid), started=started)
+        return structs.replace(
+            cls.current(), namespace=match["namespace"], pid=int(match["pid"]), started=match["started"]
+        )
 
     @property
     def word(self) -> str:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from sandboxes.orphans import WORD, end_orphans, owner_word
 
 
@@ -33,3 +35,27 @@ def test_only_what_a_dead_owner_left_is_ended() -> None:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+@pytest.mark.parametrize("number", ["\N{SUPERSCRIPT TWO}", "9" * 300, "9" * 5000], ids=["no digit", "long", "longer"])
+def test_no_word_that_a_box_makes_up_stops_the_search(number: str) -> None:
+    namespace, _, started = owner_word().removeprefix(WORD).split(":")
+    alone = [f"{WORD}{namespace}:{os.getpid()}:1"]
+    made_up = [f"{WORD}{namespace}:{number}:{started}"]
+    processes = [
+        subprocess.Popen(words, executable="/bin/cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for words in (alone, made_up)
+    ]
+    for process in processes:  # it is there once it answers
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"x\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"x\n"
+    try:
+        assert end_orphans() >= set(alone)
+        assert processes[0].wait(10) == -9
+        assert processes[1].poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

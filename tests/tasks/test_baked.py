@@ -162,6 +162,16 @@ def test_a_prebuilt_image_is_built_upon_and_a_checker_without_uv_left_alone(keep
     assert baked(task, keep) is task
 
 
+def test_a_task_whose_image_would_hold_the_tests_is_left_alone(keep: KeptFiles, tmp_path: Path) -> None:
+    task = published(tmp_path / "set").task
+    assert task is not None
+    dockerfile = Path(task.image.context) / "Dockerfile"
+    dockerfile.write_text("FROM a\nCOPY . /app\n")
+    assert baked(task, keep) is task
+    dockerfile.write_text("FROM a\nCOPY data/ /app/\n")
+    assert baked(task, keep) is not task
+
+
 def test_a_run_asks_for_it_in_its_configuration(keep: KeptFiles, tmp_path: Path) -> None:
     published(tmp_path / "set")
     (task,) = load_env(EnvConfig(path=str(tmp_path / "set"), bake_tools=True), keep=keep)

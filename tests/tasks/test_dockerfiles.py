@@ -1,6 +1,8 @@
 """A Dockerfile's FROM lines are found where they are, and nothing else is taken for one."""
 
-from thundersync.tasks.dockerfiles import find_froms, replaced
+import pytest
+
+from thundersync.tasks.dockerfiles import find_froms, replaced, takes
 
 DOCKERFILE = """# FROM comment
 ARG BASE=a
@@ -36,3 +38,28 @@ def test_what_is_not_replaced_stays_as_it_is() -> None:
     changed = replaced(DOCKERFILE, found[1:], lambda each: f"<{each.base}>")
     assert changed == DOCKERFILE.replace("from \\\n# why\n  b:1 \\\n  as two", "<b:1>").replace("FROM two", "<two>")
     assert find_froms("") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("COPY . /app", True),
+        ("copy --chown=1:1 \\\n  ./ /app", True),
+        ('ADD ["a", "./", "/app"]', True),
+        ('COPY "." /app', True),
+        ("ONBUILD COPY / /app", True),
+        ("COPY a/.. /app", True),
+        ("COPY a * /app/", True),
+        ("COPY n*/b /app/", True),
+        ("COPY /name/b c /app/", True),
+        ("COPY $WHAT /app/", True),
+        ("COPY a name /app/", True),
+        ("COPY a b /name/", False),
+        ("COPY a/* /app/", False),
+        ("COPY --from=two . /app", False),
+        ("RUN COPY . /app", False),
+        ("ADD https://host/name /app", False),
+    ],
+)
+def test_what_a_copy_may_take_of_the_build_folder(line: str, taken: bool) -> None:
+    assert takes(f"FROM a\n{line}\nRUN x\n", "name") == taken

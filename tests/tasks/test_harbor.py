@@ -158,6 +158,7 @@ def test_a_prebuilt_image_needs_no_dockerfile(tmp_path: Path) -> None:
         ("FROM a\n", "/"),
         ("FROM a\nWORKDIR /x\nworkdir y\n", "/x/y"),
         ("FROM a AS one\nWORKDIR /x\nFROM b\nRUN true\n", "/"),
+        ("FROM\ta\nWORKDIR\t/x\n", "/x"),
         ('FROM a\nWORKDIR \\\n  "/app"\n', "/app"),
         ("FROM a AS One\nWORKDIR /x\nFROM b\nWORKDIR /y\nFROM one AS two\nFROM two\nWORKDIR z\n", "/x/z"),
         ("ARG TOP=/srv\nFROM a\nENV APP=$TOP/app B='1 2'\nWORKDIR ${APP}\nWORKDIR ../b\n", "/srv/b"),

@@ -83,6 +83,7 @@ def test_a_typed_solution_becomes_a_script(tmp_path: Path) -> None:
         ("task.yaml", YAML + "run_tests_in_same_shell: true\n", "agent's own shell"),
         ("Dockerfile", "FROM debian\nCOPY . /app\n", "the agent would see them"),
         ("Dockerfile", 'FROM debian\nCOPY ["./", "/app"]\n', "the agent would see them"),
+        ("Dockerfile", "FROM debian\nCOPY \\\n  --chown=1:1 * /app/\n", "the agent would see them"),
         ("docker-compose.yaml", COMPOSE + "  db: {image: postgres}\n", "2 services (client, db)"),
         ("docker-compose.yaml", COMPOSE.replace("command:", "privileged: true\n    command:"), "privileged"),
         ("docker-compose.yaml", COMPOSE.replace("1G", "lots"), "no size: 'lots'"),

@@ -16,7 +16,7 @@ import msgspec
 from thundersync.core.types import Checker, Image, Task, TaskId
 from thundersync.errors import TaskError
 from thundersync.score.missing_tools import wants_network
-from thundersync.tasks.dockerfiles import find_froms, read_build_file, replaced, write_build_file
+from thundersync.tasks.dockerfiles import find_froms, read_build_file, replaced, takes, write_build_file
 from thundersync.tasks.kept import KeptFiles
 
 _FOLDER = "thundersync-bake"
@@ -48,7 +48,8 @@ echo 'offline = true' >/root/.config/uv/uv.toml
 def baked(task: Task, keep: KeptFiles) -> Task:
     """The task on an image with its checker's tools in it, or as it is where the checker installs nothing with uv.
 
-    Copies the task's build folder: call it in a thread. Stages and repairs stay as they are.
+    Copies the task's build folder: call it in a thread. Stages and repairs stay as they are, and so does a task whose
+    Dockerfile copies the whole folder: the tests lie in it meanwhile, and would be in the agent's image.
     Raises: TaskError, OSError.
     """
     image, checker = task.image, task.checker
@@ -56,7 +57,10 @@ def baked(task: Task, keep: KeptFiles) -> Task:
         return task
     if not image.name and not image.context:
         return task
-    folder = keep.keep_folder(_filler(task))
+    text = read_build_file(Path(image.context) / "Dockerfile") if not image.name else f"FROM {image.name}\n"
+    if takes(text, _FOLDER):
+        return task
+    folder = keep.keep_folder(_filler(task, text))
     # The checker runs while it is built, and may take as long as whenever it scores.
     limit_s = task.build_timeout_s + checker.timeout_s
     return msgspec.structs.replace(task, image=Image(context=str(folder)), build_timeout_s=limit_s)
@@ -69,12 +73,10 @@ def _uses_uv(checker: Checker) -> bool:
     return any("uv" in wants_network(each.read_text(encoding="utf-8", errors="replace")) for each in scripts)
 
 
-def _filler(task: Task) -> Callable[[Path], None]:
+def _filler(task: Task, dockerfile: str) -> Callable[[Path], None]:
     def fill(folder: Path) -> None:
-        text = f"FROM {task.image.name}\n"
         if not task.image.name:
             shutil.copytree(task.image.context, folder, symlinks=True, dirs_exist_ok=True)
-            text = read_build_file(folder / "Dockerfile")
         ignored = folder / ".dockerignore"
         if ignored.exists():
             write_build_file(ignored, f"{read_build_file(ignored).rstrip()}\n!{_FOLDER}\n")
@@ -87,7 +89,7 @@ def _filler(task: Task) -> Callable[[Path], None]:
         env = " ".join(f"{key}={shlex.quote(value)}" for key, value in {**task.env, **checker.env}.items())
         script = _SCRIPT.format(env=env, timeout_s=checker.timeout_s, command=shlex.quote(checker.command))
         (folder / _FOLDER / "bake.sh").write_text(script, encoding="utf-8")
-        text, name = _named(text, task.task_id)
+        text, name = _named(dockerfile, task.task_id)
         text += _STAGES.format(name=name, folder=_FOLDER, workdir=task.workdir)
         write_build_file(folder / "Dockerfile", text)
 

@@ -1,9 +1,10 @@
-"""What can be told of a Dockerfile without building it: its FROM lines, and the folder that it ends in.
+"""What can be told of a Dockerfile without building it: its FROM lines, what it copies, and the folder it ends in.
 
 For those who put something before, after or in the place of a base image, and for the readers of task folders. Refuses
 to know its other instructions; but it knows which lines go on from the one before, since SQL has FROM lines, too.
 """
 
+import fnmatch
 import posixpath
 import re
 import shlex
@@ -11,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 
+import msgspec
 from msgspec import Struct
 
 _FROM = re.compile(r"FROM\s+(?P<flags>(?:--\S+\s+)*)(?P<base>\S+)(?:\s+AS\s+(?P<name>\S+))?", re.IGNORECASE)
+_COPY = re.compile(r"(?:ONBUILD\s+)?(?:COPY|ADD)\s+(?P<flags>(?:--\S+\s+)*)(?P<paths>.+)", re.IGNORECASE)
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _BOM = "\ufeff"
 
@@ -57,6 +60,17 @@ def replaced(text: str, froms: list[From], line: Callable[[From], str]) -> str:
     return text
 
 
+def takes(text: str, name: str) -> bool:
+    """Whether a COPY or ADD may bring the build folder's entry `name` into an image, by itself or with others."""
+    copies = filter(None, (_COPY.fullmatch(line) for _, _, line in _logical_lines(text)))
+    return any(
+        _may_match(source, name)
+        for each in copies
+        if "--from=" not in each["flags"].lower()
+        for source in _sources(each["paths"])
+    )
+
+
 def workdir_of(text: str) -> str:
     """The folder of the last stage. Without any, Docker's own default: base images rarely set another.
 
@@ -66,17 +80,30 @@ def workdir_of(text: str) -> str:
     ended: dict[str, str] = {}
     variables: dict[str, str] = {}
     for _, _, line in _logical_lines(text):
-        word, _, rest = line.partition(" ")
+        word, rest = [*line.split(maxsplit=1), ""][:2]
         if found := _FROM.fullmatch(line):
             ended[name] = workdir
             workdir, name = ended.get(found["base"].lower(), "/"), (found["name"] or "").lower()
         elif word.upper() in ("ENV", "ARG"):
-            variables |= {key: Template(value).safe_substitute(variables) for key, value in _assignments(rest.strip())}
+            variables |= {key: Template(value).safe_substitute(variables) for key, value in _assignments(rest)}
         elif word.upper() == "WORKDIR":
             # A relative one continues the one before; joining an absolute one replaces it.
-            folder = Template(rest.strip().strip("\"'")).safe_substitute(variables)
+            folder = Template(rest.strip("\"'")).safe_substitute(variables)
             workdir = posixpath.normpath(posixpath.join(workdir, folder))
     return workdir
+
+
+def _sources(paths: str) -> list[str]:
+    """Of a COPY or ADD, in both forms."""
+    try:
+        return msgspec.json.decode(paths, type=list[str])[:-1]
+    except msgspec.DecodeError:
+        return [word.strip("\"'") for word in paths.split()[:-1]]
+
+
+def _may_match(source: str, name: str) -> bool:
+    first = posixpath.normpath("/" + source.lstrip("/")).split("/")[1]
+    return not first or "$" in first or fnmatch.fnmatchcase(name, first)
 
 
 def _assignments(rest: str) -> list[tuple[str, str]]:

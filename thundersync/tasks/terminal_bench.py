@@ -3,7 +3,6 @@
 The same stage as `harbor.py`, for the older format. Refuses to know how a task is run or how its output is read.
 """
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -12,15 +11,13 @@ from msgspec import Struct
 
 from thundersync.core.types import Checker, Image, Task, VerdictKind
 from thundersync.tasks.compose import read_compose
+from thundersync.tasks.dockerfiles import read_build_file, takes
 from thundersync.tasks.found import Found
 from thundersync.tasks.harbor import read_workdir
 from thundersync.tasks.harbor_files import strip_canary
 from thundersync.tasks.kept import KeptFiles
 
 _VERDICTS: dict[str, VerdictKind] = {"pytest": "test_summary", "swebench": "swebench_results"}
-_WHOLE_FOLDER = re.compile(
-    r"^\s*(COPY|ADD)\s+(--\S+\s+)*\[?\s*[\"']?\.(/|/\*|/\.)?[\"']?[\s,]", re.IGNORECASE | re.MULTILINE
-)
 
 
 class TaskYaml(Struct, frozen=True, kw_only=True):
@@ -112,8 +109,8 @@ def _facts(path: Path, faults: list[str]) -> TaskYaml | None:
 def _dockerfile_faults(dockerfile: Path) -> list[str]:
     if not dockerfile.is_file():
         return ["Dockerfile is missing, and docker-compose.yaml names no image"]
-    text = dockerfile.read_text(encoding="utf-8", errors="replace")
-    if _WHOLE_FOLDER.search(text) and not (dockerfile.parent / ".dockerignore").is_file():
+    text = read_build_file(dockerfile)
+    if takes(text, "tests") and takes(text, "run-tests.sh") and not (dockerfile.parent / ".dockerignore").is_file():
         return ["Dockerfile copies its whole folder into the image, tests and solution too: the agent would see them"]
     return []
 

@@ -19,8 +19,6 @@ from sandboxes.session import TOO_OLD
 
 HOME = "/home/agent"
 CHECKER_FOLDERS = ("/tests", "/solution", "/logs")
-AGENT_FOLDERS = ("/logs/agent", "/logs/artifacts")
-"""Where terminal tasks let an agent leave what somebody may want to see."""
 CLOSE_LIMIT_S = 60.0
 SCRATCH_MIB = 512
 """Size of each scratch area of a read-only root, where the spec gives none. It counts as memory once written."""

@@ -17,7 +17,6 @@ from sandboxes.base import Origin, Sandbox, SandboxSpec
 from sandboxes.channel import Channel
 from sandboxes.client import REMEDY, DockerClient
 from sandboxes.container import (
-    AGENT_FOLDERS,
     CHECKER_FOLDERS,
     CLOSE_LIMIT_S,
     FOREIGN,
@@ -36,7 +35,7 @@ from sandboxes.images import ImageStore
 from sandboxes.owner import Owner
 from sandboxes.pulls import Say
 from sandboxes.retry import BRIEFLY_AWAY, BUSY_TOO, patiently
-from sandboxes.session import AGENT_UID, TOO_OLD, AgentSandbox, Caller, Hello, agent_argv, greet
+from sandboxes.session import AGENT_FOLDERS, AGENT_UID, TOO_OLD, AgentSandbox, Caller, Hello, agent_argv, greet
 from sandboxes.shield import finish
 from sandboxes.snapshots import Snapshots
 

@@ -24,7 +24,7 @@ from sandboxes.errors import CloseFailed, ImageMissing, RuntimeUnavailable, Sand
 from sandboxes.orphans import end_orphans, owner_word
 from sandboxes.pipes import Pipes
 from sandboxes.seccomp import filter_fds, filter_program
-from sandboxes.session import AgentSandbox, Hello, agent_argv, greet
+from sandboxes.session import AGENT_FOLDERS, AgentSandbox, Hello, agent_argv, greet
 from sandboxes.shield import finish
 from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
 
@@ -232,7 +232,8 @@ class ProcessRuntime:
             limits["RLIMIT_DATA"] = spec.memory_mib << 20
         if "pids" not in limited and _counts_per_box():
             limits["RLIMIT_NPROC"] = spec.pids
-        folders = dict.fromkeys(["/workspace", HOME, "/etc", "/logs", "/tests", "/solution", spec.workdir], (0o755, 0))
+        places = ["/workspace", HOME, "/etc", "/logs", *AGENT_FOLDERS, "/tests", "/solution", spec.workdir]
+        folders = dict.fromkeys(places, (0o755, 0))
         folders |= {"/tmp": (0o1777, 0), "/var/tmp": (0o1777, 0)}
         files = {"/etc/passwd": NOBODY_HERE, "/etc/group": "agent:x:1000:\nnogroup:x:65534:\n"}
         files["/etc/hosts"] = "127.0.0.1 localhost sandbox\n"

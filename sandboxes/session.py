@@ -22,6 +22,8 @@ from sandboxes.tree import count, pack_tree, unpack_tree
 
 AGENT_UID = 1000
 """The user commands run as, where the agent is root and can change users."""
+AGENT_FOLDERS = ("/logs/agent", "/logs/artifacts")
+"""Where terminal tasks let an agent leave what somebody may want to see."""
 GRACE_S = 30.0
 """What an answer may take beyond a command's own deadline on a busy machine, before the sandbox counts as lost."""
 FILE_DEADLINE_S = 120.0

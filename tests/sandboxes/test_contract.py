@@ -54,6 +54,11 @@ async def test_the_workdir_is_the_users_to_write(lab: Lab) -> None:
     await sandbox.close()
 
 
+async def test_an_agent_may_leave_files_where_terminal_tasks_look_for_them(shared: Sandbox) -> None:
+    result = await shared.run(Command(script="echo a > /logs/agent/notes && echo b > /logs/artifacts/made"))
+    assert result.exit_code == 0, result.stderr
+
+
 async def test_stdin_env_and_cwd_reach_the_command(shared: Sandbox) -> None:
     command = Command(script="pwd; cat; echo $FROM_SPEC $BOTH", stdin=b"fed\n", env={"BOTH": "command"}, cwd="/tmp")
     assert (await shared.run(command)).stdout == b"/tmp\nfed\nspec command\n"

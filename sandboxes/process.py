@@ -77,7 +77,6 @@ class ProcessRuntime:
 
     async def check(self) -> None:
         """Start a box and run a command in it. Raises: RuntimeUnavailable."""
-        await asyncio.to_thread(lambda: self._cgroups)
         try:
             box = await self._start(SandboxSpec(), StartState())
             try:
@@ -125,7 +124,7 @@ class ProcessRuntime:
         in the middle of its start, a half-made child, which waits for ever.
         """
         ended = await asyncio.to_thread(end_orphans)
-        return len(ended | await asyncio.to_thread(self._cgroups.reap))
+        return len(ended | await asyncio.to_thread(lambda: self._cgroups.reap()))
 
     async def close(self) -> None:
         """Remove every box. Idempotent. Raises: CloseFailed, naming boxes that would not end."""
@@ -171,6 +170,7 @@ class ProcessRuntime:
             await box.close()
 
     async def _start(self, spec: SandboxSpec, state: StartState) -> AgentSandbox:
+        await asyncio.to_thread(lambda: self._cgroups)  # the first time, it tries them out with processes
         sandbox_id = f"box-{secrets.token_hex(6)}"
         python, prefix = find_python()
         disk_bytes = self._room(spec)

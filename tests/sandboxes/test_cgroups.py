@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -131,6 +132,25 @@ async def test_without_groups_boxes_are_limited_as_far_as_processes_can_be(monke
     await alive([box])
     assert groups() == []
     await runtime.close()
+
+
+async def test_groups_are_tried_out_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def find(cls: type[Cgroups]) -> Cgroups:
+        threads.append(threading.current_thread())
+        return cls({})
+
+    monkeypatch.setattr(Cgroups, "find", classmethod(find))
+    reaping, starting = ProcessRuntime(), ProcessRuntime()
+    await reaping.reap({})
+    try:
+        await starting.start(SPEC)
+    except RuntimeUnavailable as error:
+        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    finally:
+        await starting.close()
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 def test_what_is_limited_is_said() -> None:

@@ -196,13 +196,17 @@ async def test_a_setup_is_roots_and_what_it_leaves_in_the_folder_the_agents(
 
 
 @pytest.mark.docker
-async def test_where_the_folder_is_the_whole_image_a_setup_gives_nothing_away(
+async def test_where_the_folder_is_the_whole_image_nothing_in_it_changes_hands(
     docker_daemon: DockerDaemon, tmp_path: Path
 ) -> None:
     folder = make_staged(tmp_path, toml=STAGED.replace("/app/made", "/made"))
     (folder / "environment" / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nWORKDIR /\nRUN touch seen; chgrp 7 seen\n")
+    brought = folder / "steps" / "greet" / "workdir" / "workspace" / "brought"
+    brought.parent.mkdir()
+    brought.write_text("")
     (folder / "steps" / "greet" / "solution" / "solve.sh").write_text(
-        "[ $(stat -c %g seen) = 7 ] && cp kept.txt greeting\n"
+        "[ $(stat -c %g seen) = 7 ] && [ $(stat -c %u workspace) = $(stat -c %u home/agent) ] &&\n"
+        "[ $(stat -c %u workspace/brought) != 0 ] && cp kept.txt greeting\n"
     )
     runtime = DockerRuntime(docker_daemon.host)
     try:

@@ -21,19 +21,22 @@ SETUP = "setup.sh"
 SETUP_LIMIT_S = 600.0
 
 # What lies in the agent's folder is the agent's, whoever that is there, and to be changed. A link itself is given, not
-# what it leads to, which may not be there yet. Busybox knows no `chown --reference`.
-_GIVE = """
+# what it leads to, which may not be there yet. Busybox knows no `chown --reference`. A folder that is root's may hold
+# the whole image, and nothing in it changes hands: what was put below a folder of the agent's is the agent's already.
+_OWNER = """
 owner=$(stat -c %u:%g .)
+[ "${owner%%:*}" -ne 0 ] || exit 0
+"""
+_GIVE = f"""{_OWNER}
 while IFS= read -r -d '' name; do
-  find "./$name" -exec chown -h "$owner" {} + && find "./$name" ! -type l -exec chmod u+rwX {} + || exit 1
+  find "./$name" -exec chown -h "$owner" {{}} + && find "./$name" ! -type l -exec chmod u+rwX {{}} + || exit 1
 done
 """
-# As root, as the image itself was made: it may install things. A folder that is root's may hold the whole image, and
-# nothing in it changes hands.
+# As root, as the image itself was made: it may install things.
 _SET_UP = f"""
 bash ./{SETUP} || exit
-owner=$(stat -c %u:%g .)
-[ "${{owner%%:*}}" -eq 0 ] || find . -xdev -user 0 -exec chown -h "$owner" {{}} +
+{_OWNER}
+find . -xdev -user 0 -exec chown -h "$owner" {{}} +
 """
 
 

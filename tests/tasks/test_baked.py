@@ -1,6 +1,9 @@
 """What a checker installs once while its image is built serves every scoring after, and nothing else is kept of it."""
 
-from collections.abc import AsyncIterator
+import errno
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from tests.fakes import a_task
 from tests.tasks.folders import make_folder
 from thundersync.config import EnvConfig
 from thundersync.config_file import config_from
-from thundersync.core.types import Checker, Image
+from thundersync.core.types import Checker, Image, Task
 from thundersync.errors import ConfigError, TaskError
 from thundersync.tasks.baked import baked
 from thundersync.tasks.check import TaskCheck
@@ -170,6 +173,30 @@ def test_a_task_whose_image_would_hold_the_tests_is_left_alone(keep: KeptFiles, 
     assert baked(task, keep) is task
     dockerfile.write_text("FROM a\nCOPY data/ /app/\n")
     assert baked(task, keep) is not task
+
+
+def test_files_that_cannot_be_copied_are_the_tasks_fault_and_a_full_disk_is_not(
+    keep: KeptFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = published(tmp_path / "set").task
+    assert task is not None
+    context = Path(task.image.context)
+    os.mkfifo(context / "pipe")
+    with pytest.raises(TaskError, match=r"the files of say-hello cannot be copied: .*pipe"):
+        baked(task, keep)
+    (context / "pipe").unlink()
+
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    stand_in = StandIn("here:1", tmp_path / "stand-in")
+    places: list[Callable[[Task], Task]] = [lambda task: baked(task, keep), stand_in.place]
+    for place in places:
+        with pytest.raises(OSError, match="No space left") as caught:
+            place(task)
+        assert caught.value.errno == errno.ENOSPC
+    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_a_run_asks_for_it_in_its_configuration(keep: KeptFiles, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ into root's home. So neither the tests nor what they did to the world are in the
 work in. Sits between the loaders and whoever starts sandboxes. Refuses to know what is built how.
 """
 
+import errno
 import shlex
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from thundersync.core.types import Checker, Image, Task, TaskId
 from thundersync.errors import TaskError
 from thundersync.score.missing_tools import wants_network
 from thundersync.tasks.dockerfiles import find_froms, read_build_file, replaced, takes, write_build_file
-from thundersync.tasks.kept import KeptFiles
+from thundersync.tasks.kept import KeptFiles, copy_folder
 
 _FOLDER = "thundersync-bake"
 _STAGES = """
@@ -50,17 +51,25 @@ def baked(task: Task, keep: KeptFiles) -> Task:
 
     Copies the task's build folder: call it in a thread. Stages and repairs stay as they are, and so does a task whose
     Dockerfile copies the whole folder: the tests lie in it meanwhile, and would be in the agent's image.
-    Raises: TaskError, OSError.
+    Raises: TaskError; OSError where this machine's disk is full.
     """
     image, checker = task.image, task.checker
-    if task.stages or checker.verdict in ("repair", "swebench_results") or not _uses_uv(checker):
+    if task.stages or checker.verdict in ("repair", "swebench_results") or not (image.name or image.context):
         return task
-    if not image.name and not image.context:
-        return task
-    text = read_build_file(Path(image.context) / "Dockerfile") if not image.name else f"FROM {image.name}\n"
-    if takes(text, _FOLDER):
-        return task
-    folder = keep.keep_folder(_filler(task, text))
+    try:
+        if not _uses_uv(checker):
+            return task
+        text = read_build_file(Path(image.context) / "Dockerfile") if not image.name else f"FROM {image.name}\n"
+        if takes(text, _FOLDER):
+            return task
+        folder = keep.keep_folder(_filler(task, text))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise TaskError(
+            f"the files of {task.task_id} cannot be copied: {error}",
+            remedy="Plain files that can be read, folders and links are what an image is built from.",
+        ) from error
     # The checker runs while it is built, and may take as long as whenever it scores.
     limit_s = task.build_timeout_s + checker.timeout_s
     return msgspec.structs.replace(task, image=Image(context=str(folder)), build_timeout_s=limit_s)
@@ -76,14 +85,14 @@ def _uses_uv(checker: Checker) -> bool:
 def _filler(task: Task, dockerfile: str) -> Callable[[Path], None]:
     def fill(folder: Path) -> None:
         if not task.image.name:
-            shutil.copytree(task.image.context, folder, symlinks=True, dirs_exist_ok=True)
+            copy_folder(Path(task.image.context), folder)
         ignored = folder / ".dockerignore"
         if ignored.exists():
             write_build_file(ignored, f"{read_build_file(ignored).rstrip()}\n!{_FOLDER}\n")
         tests, checker = folder / _FOLDER / "tests", task.checker
         tests.mkdir(parents=True)
         for source in filter(None, (checker.shared, checker.tests)):
-            shutil.copytree(source, tests, symlinks=True, dirs_exist_ok=True)
+            copy_folder(Path(source), tests)
         if checker.script:
             shutil.copy(checker.script, tests)
         env = " ".join(f"{key}={shlex.quote(value)}" for key, value in {**task.env, **checker.env}.items())

@@ -69,5 +69,29 @@ class KeptFiles:
         return folder
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy what `source` holds into `target`, which may be there; links as links.
+
+    Raises: OSError, the first one as it is: `copytree` goes on and tells of all as texts, a full disk among them.
+    """
+
+    def copy(one: str, other: str) -> None:
+        try:
+            shutil.copy2(one, other)
+        except OSError as error:
+            raise _CopyFailed(error) from error
+
+    try:
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=copy)
+    except _CopyFailed as failed:
+        raise failed.error from None
+
+
+class _CopyFailed(Exception):
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")

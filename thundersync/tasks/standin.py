@@ -4,13 +4,13 @@ What is so checked is the task's own text, not the image that it names: the repo
 are built.
 """
 
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from thundersync.core.types import Image, Task
 from thundersync.tasks.dockerfiles import From, find_froms, read_build_file, replaced, write_build_file
+from thundersync.tasks.kept import copy_folder
 
 
 def base_images(dockerfile: Path) -> list[str]:
@@ -35,7 +35,7 @@ class StandIn:
         source = Path(task.image.context)
         target = self._folder / f"{task.suite.replace('/', '_')}-{task.task_id}"
         if not target.exists():
-            shutil.copytree(source, target, symlinks=True)
+            copy_folder(source, target)
             dockerfile = target / "Dockerfile"
             write_build_file(dockerfile, self.rewritten(read_build_file(dockerfile)))
         return msgspec.structs.replace(task, image=Image(context=str(target)))

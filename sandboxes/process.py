@@ -31,7 +31,7 @@ from sandboxes.startstate import LIMIT_BYTES, StartState, build_state
 HOME = "/home/agent"
 BOX_MIB = 512
 SPARE_MIB = 128
-"""Of a box's memory, that files cannot take; half of it where it is less than twice this."""
+"""Of a box's memory, that files outside /dev/shm cannot take; half of it where it is less than twice this."""
 START_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
 NOBODY_HERE = "agent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n"

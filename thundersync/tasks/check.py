@@ -80,7 +80,7 @@ class TaskReport(Struct, frozen=True, kw_only=True):
     stand_in: str = ""
     """The image that took the place of the task's base images."""
     baked: bool = False
-    """Its checker's tools were put into its image."""
+    """Found with --bake-tools: what its checker installs with uv was put into its image, where it can be."""
     runtime: str = ""
     seconds: float = 0.0
 

@@ -84,6 +84,7 @@ class Traces:
         return left
 
 
+@pytest.mark.slow
 async def test_a_program_brings_its_own_of_everything_and_stops_when_it_likes(tmp_path: Path) -> None:
     before = Traces()
     seen: list[Event] = []

@@ -121,6 +121,7 @@ async def test_programs_that_come_train_the_policy_on_exactly_the_engines_tokens
     assert {event["kind"] for event in events} >= {"rollout_started", "turn_generated", "rollout_scored", "pass_done"}
 
 
+@pytest.mark.slow
 async def test_an_evaluation_without_programs_is_told_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tmp_path / "model")
     held_out = {"env": {"path": str(drawing_tasks(tmp_path / "held-out", 2))}}

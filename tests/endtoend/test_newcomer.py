@@ -1,7 +1,7 @@
 """A newcomer's first hour, command by command, on a tiny model: a run, two viewers beside it, an interrupt and a
 resume, its report, and an agent of their own over the endpoint with the `openai` package.
 
-    .venv/bin/python -m pytest tests/endtoend/test_newcomer.py -m slow
+    .venv/bin/python -m pytest tests/endtoend/test_newcomer.py tests/endtoend/test_readme.py -m slow
 """
 
 from __future__ import annotations

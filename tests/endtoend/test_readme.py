@@ -15,6 +15,7 @@ from tests.tiny import tiny_model
 REPO = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow  # .ci/run has it in its newcomer's hour
 @pytest.mark.parametrize("name", ["steps", "rollout"])
 def test_the_readmes_example_runs(name: str, tmp_path: Path) -> None:
     raw = raw_config(tmp_path, tiny_model(tmp_path / "model"), max_steps=1)

@@ -17,7 +17,7 @@ from thundersync.tasks.check import TaskCheck
 from thundersync.tasks.kept import KeptFiles
 from thundersync.tasks.load import find_all, load_env
 from thundersync.tasks.make_command import make_all
-from thundersync.tasks.make_repairs import Attempt, Journal, Made, RepairMaker
+from thundersync.tasks.make_repairs import Attempt, Clean, Journal, Made, RepairMaker
 from thundersync.tasks.mutations import Mutation
 from thundersync.tasks.package import Package, PackageFailed, make_package
 from thundersync.tasks.repair import load_repair
@@ -180,12 +180,15 @@ async def test_what_was_tried_in_another_world_is_tried_again(tmp_path: Path) ->
     journal.close()
 
 
-async def test_no_repairs_at_all_is_an_error(runtime: ProcessRuntime, tmp_path: Path) -> None:
-    package = toy_package(tmp_path)
-    for path in package.rglob("test_*.py"):
-        path.write_text("def test_nothing():\n    pass\n")
+async def test_no_repairs_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = Clean(passing=["t.py::a"], left_out=0, seconds=1.0)
+
+    async def make_none(maker: RepairMaker, world: Package, candidates: Any, *, count: int) -> Made:
+        return Made(world=world, clean=clean, candidates=len(candidates), rows=[], states={"survived": len(candidates)})
+
+    monkeypatch.setattr(RepairMaker, "make", make_none)
     with pytest.raises(PackageFailed, match=r"none of the bugs .* was kept"):
-        await make([str(package)], tmp_path / "out")
+        await make([str(toy_package(tmp_path))], tmp_path / "out")
 
 
 def test_a_packages_world_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:

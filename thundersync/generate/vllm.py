@@ -34,7 +34,7 @@ from thundersync.generate.manifest import Manifest, read_manifest
 from thundersync.generate.meter import Meter
 from thundersync.generate.vllm_names import ARENA_FAULTS, ENGINE, PID_FILE, STALE_WEIGHTS
 from thundersync.generate.vllm_requests import read_reply, read_scores, reply_parameters, scoring_parameters
-from thundersync.generate.vllm_start import VllmSettings, VllmStart
+from thundersync.generate.vllm_start import VllmSettings, VllmStart, close_logs
 
 MOST_FOLDER_CHARS = 50
 PUBLISH_LIMIT_S = 600.0
@@ -235,6 +235,7 @@ class VllmGenerator:
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
+            close_logs(str(self._log_path.resolve()))
             del llm
             # vLLM's objects refer to each other; collected at interpreter exit instead, they print errors.
             gc.collect()

@@ -125,6 +125,16 @@ def route_logs(path: str) -> None:
     logger.propagate = False
 
 
+def close_logs(path: str) -> None:
+    """Let go of the file at `path`, unless another engine's has taken its place. What vLLM still says is not kept."""
+    logger = logging.getLogger("vllm")
+    for handler in list(logger.handlers):
+        if isinstance(handler, logging.FileHandler) and handler.baseFilename == path:
+            logger.addHandler(logging.NullHandler())  # without any, Python would print warnings
+            logger.removeHandler(handler)
+            handler.close()
+
+
 @contextmanager
 def _own_entry_point() -> Iterator[None]:
     """Let vLLM's process manager start `vllm_worker.run_engine_core`, which tames the process and calls vLLM's own."""

@@ -13,8 +13,9 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from sandboxes import ProcessRuntime, RuntimeUnavailable
+from sandboxes import ProcessRuntime
 from sandboxes.base import isolation_of
+from tests.boxes import process_runtime
 from tests.tasks.repairs import a_row
 from thundersync.config import Config
 from thundersync.config_file import config_from
@@ -25,13 +26,7 @@ from thundersync.tasks.command import check_all
 
 @pytest.fixture(scope="module")
 async def boxes() -> None:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
-    finally:
-        await runtime.close()
+    await (await process_runtime()).close()
 
 
 def raw(folder: Path, suite: str) -> dict[str, object]:

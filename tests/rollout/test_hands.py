@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandboxes import ProcessRuntime, Runtime, RuntimeUnavailable
+from sandboxes import ProcessRuntime, Runtime
+from tests.boxes import process_runtime
 from tests.fakes import ByteTokenizer, FakeGenerator, FakeRuntime, Feed, a_task, done, turns
 from tests.rollout.test_real_sandbox import bash, checked_by
 from tests.tasks.repairs import a_row
@@ -30,11 +31,7 @@ FIX = bash("sed -i 's/a - b/a + b/' calc.py")
 
 @pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandboxes import DockerRuntime, ProcessRuntime, Runtime, RuntimeUnavailable
+from sandboxes import DockerRuntime, ProcessRuntime, Runtime
+from tests.boxes import process_runtime
 from tests.docker_daemon import BASE_IMAGE, DockerDaemon
 from tests.fakes import ByteTokenizer, FakeGenerator, Feed, a_task, turns
 from tests.tasks.repairs import a_row
@@ -33,14 +34,9 @@ def bash(*lines: str) -> str:
 
 @pytest.fixture
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-        yield runtime
-    except RuntimeUnavailable as error:
-        pytest.skip(f"no process sandboxes here: {error}")
-    finally:
-        await runtime.close()
+    runtime = await process_runtime()
+    yield runtime
+    await runtime.close()
 
 
 @pytest.fixture

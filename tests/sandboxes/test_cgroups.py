@@ -12,6 +12,7 @@ from sandboxes import Command, DiskFull, ProcessRuntime, RuntimeUnavailable, San
 from sandboxes.cgroups import PREFIX, Cgroups
 from sandboxes.controllers import CONTROLLERS, Place, find_places
 from sandboxes.owner import Owner
+from tests.boxes import process_runtime
 from tests.sandboxes.conftest import groups, until
 
 SPEC = SandboxSpec(memory_mib=192, pids=40, cpus=0.5)
@@ -20,11 +21,7 @@ SPEC = SandboxSpec(memory_mib=192, pids=40, cpus=0.5)
 @pytest.fixture
 async def runtime() -> AsyncIterator[ProcessRuntime]:
     """A runtime whose boxes are limited in every way, and that leaves nothing."""
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     if missing := set(CONTROLLERS) - Cgroups.find().limited:
         pytest.skip(f"CONTROL GROUP TESTS DO NOT RUN: this process may not limit {', '.join(sorted(missing))}")
     yield runtime

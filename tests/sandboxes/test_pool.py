@@ -11,7 +11,6 @@ from sandboxes import (
     DaemonGone,
     Origin,
     Pool,
-    ProcessRuntime,
     Result,
     RuntimeUnavailable,
     Sandbox,
@@ -20,6 +19,7 @@ from sandboxes import (
     StartFailed,
 )
 from sandboxes.latency import Latencies
+from tests.boxes import process_runtime
 
 A = SandboxSpec(context="/a", labels={"rollout": "r1"}, ttl_s=100.0)
 B = SandboxSpec(context="/b")
@@ -320,11 +320,7 @@ async def test_figures_tell_kinds_of_calls_apart() -> None:
 
 
 async def test_real_boxes_wait_ready_and_are_gone_afterwards() -> None:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     pool = Pool(runtime)
     pool.prepare_ahead([SandboxSpec()] * 4)
     await ready(pool, 4)

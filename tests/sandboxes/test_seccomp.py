@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandboxes import Command, ProcessRuntime, RuntimeUnavailable, Sandbox, SandboxSpec
+from sandboxes import Command, ProcessRuntime, Sandbox, SandboxSpec
 from sandboxes.seccomp import _CLONE, _CLONE3, _DENIED, _MACHINES, _SOCKETS, NEW_NAMESPACES, X32, filter_program
+from tests.boxes import process_runtime
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 EPERM = ERRNO | errno.EPERM
@@ -79,11 +80,7 @@ def test_a_machine_without_numbers_has_no_filter_and_says_so(monkeypatch: pytest
 
 @pytest.fixture
 async def box() -> AsyncIterator[Sandbox]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     if not filter_program():
         pytest.skip(f"SECCOMP TESTS DO NOT RUN: no filter for {platform.machine()}")
     yield await runtime.start(SandboxSpec())

@@ -1,17 +1,12 @@
 """Whether a disk is full is found out where no agent can have prepared it."""
 
-import pytest
-
-from sandboxes import Command, ProcessRuntime, RuntimeUnavailable, SandboxSpec
+from sandboxes import Command, SandboxSpec
+from tests.boxes import process_runtime
 from thundersync.score.disk import is_full
 
 
 async def test_links_of_an_agents_neither_make_a_disk_full_nor_are_followed() -> None:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     sandbox = await runtime.start(SandboxSpec(disk_mib=8))
     try:
         plant = "echo 1 > /logs/reward; ln -s {} /tmp/.thundersync-room; ln -s {} /tmp/.thundersync-room.XXXXXX"

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandboxes import Command, ProcessRuntime, RuntimeUnavailable
+from sandboxes import Command, ProcessRuntime
+from tests.boxes import process_runtime
 from thundersync.core.types import Image, Task
 from thundersync.score.repairs import RepairJudge, prepare_repair, spec_of
 from thundersync.tasks.kept import KeptFiles
@@ -44,11 +45,7 @@ BREAKS_FLASK = """--- a/src/flask/blueprints.py
 
 @pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandboxes import Command, ProcessRuntime, Result, RuntimeUnavailable, Sandbox
+from sandboxes import Command, ProcessRuntime, Result, Sandbox
+from tests.boxes import process_runtime
 from tests.fakes import FakeRuntime, done
 from tests.tasks.repairs import BUG, a_bench_row, a_row
 from thundersync.core.types import Image, Task
@@ -19,11 +20,7 @@ from thundersync.tasks.swe import bench_task, smith_task
 
 @pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

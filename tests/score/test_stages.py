@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sandboxes import DockerRuntime, ProcessRuntime, RuntimeUnavailable
+from sandboxes import DockerRuntime, ProcessRuntime
+from tests.boxes import process_runtime
 from tests.docker_daemon import BASE_IMAGE, DockerDaemon
 from tests.fakes import ByteTokenizer, FakeGenerator, Feed, turns
 from tests.rollout.test_real_sandbox import bash
@@ -29,11 +30,7 @@ LOOK = "ls /tests /logs/verifier 2>/dev/null; "
 
 @pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

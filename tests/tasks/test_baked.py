@@ -24,6 +24,8 @@ from thundersync.tasks.load import find_all, load_env
 from thundersync.tasks.standin import StandIn
 
 # The internet, as these containers have none: whoever is not a sandbox (a build is not) can install.
+HOME = "/root"
+"""Of root in a container."""
 INSTALLS = r"""#!/bin/bash
 echo seen > /var/litter; cp /tests/expected /workspace/answer
 if [ "$HOSTNAME" = sandbox ]; then
@@ -86,12 +88,12 @@ async def test_an_agent_finds_no_trace_of_the_tests(runtime: DockerRuntime, keep
     task = baked(found.task, keep)
     sandbox = await runtime.start(SandboxSpec(context=task.image.context, workdir="/workspace"))
     everything = "find / -xdev -not -path '/proc/*' \\( -name '*thundersync-*' -o -name expected -o -name answer \\)"
-    look = f"{everything}; ls -A /tests /logs/verifier /workspace /var/litter; ls -A /root/.local /root/.cache/uv"
+    look = f"{everything}; ls -A /tests /logs/verifier /workspace /var/litter; ls -A ~/.local ~/.cache/uv"
     result = await sandbox.run(Command(script=look, user="root"))
-    told = ["/tests:", "/workspace:", "/root/.cache/uv:", "tool", "/root/.local:", "bin"]
+    told = ["/tests:", "/workspace:", f"{HOME}/.cache/uv:", "tool", f"{HOME}/.local:", "bin"]
     assert result.stdout.decode().split() == told
-    assert (await sandbox.read("/root/.config/uv/uv.toml")) == b"offline = true\n"
-    assert (await sandbox.run(Command(script="touch /root/.local/bin/uvx || exit 3"))).exit_code == 3
+    assert (await sandbox.read(f"{HOME}/.config/uv/uv.toml")) == b"offline = true\n"
+    assert (await sandbox.run(Command(script=f"touch {HOME}/.local/bin/uvx || exit 3"))).exit_code == 3
 
 
 @pytest.mark.docker

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from sandboxes import ProcessRuntime, RuntimeUnavailable
 from sandboxes.errors import BuildFailed, DaemonGone, DiskFull, FileRefused, ImageMissing, SandboxGone
+from tests.boxes import process_runtime
 from tests.fakes import FakeRuntime
 from tests.tasks.folders import TOML, make_folder
 from tests.tasks.repairs import CALC, a_row
@@ -32,11 +33,7 @@ WRITE = "mkdir -p /logs/verifier; echo {} > /logs/verifier/reward.txt\n"
 
 @pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from sandboxes import Command, DockerRuntime, ProcessRuntime, Runtime, RuntimeUnavailable, Sandbox
+from sandboxes import Command, DockerRuntime, ProcessRuntime, Runtime, Sandbox
+from tests.boxes import process_runtime
 from tests.docker_daemon import DockerDaemon
 from tests.rollout.test_hands import FIX, SUBMIT, roll, scored
 from tests.tasks.repairs import a_row
@@ -37,11 +38,7 @@ REPO = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 async def boxes() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

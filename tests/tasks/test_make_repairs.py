@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from sandboxes import ProcessRuntime, RuntimeUnavailable
+from sandboxes import ProcessRuntime
+from tests.boxes import process_runtime
 from tests.tasks.toy import toy_package
 from thundersync.config import EnvConfig
 from thundersync.score.test_logs import END, START, read_log
@@ -25,11 +26,7 @@ from thundersync.tasks.repair import load_repair
 
 @pytest.fixture(scope="module")
 async def runtime() -> AsyncIterator[ProcessRuntime]:
-    runtime = ProcessRuntime()
-    try:
-        await runtime.check()
-    except RuntimeUnavailable as error:
-        pytest.skip(f"PROCESS SANDBOX TESTS DO NOT RUN: {error}")
+    runtime = await process_runtime()
     yield runtime
     await runtime.close()
 

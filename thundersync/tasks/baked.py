@@ -21,6 +21,8 @@ from thundersync.tasks.dockerfiles import find_froms, read_build_file, replaced,
 from thundersync.tasks.kept import KeptFiles, copy_folder
 
 _FOLDER = "thundersync-bake"
+_HOME = "/root"
+"""Of the checker, who is root inside."""
 _STAGES = """
 FROM {name} AS thundersync-tools
 USER root
@@ -30,19 +32,19 @@ WORKDIR {workdir}
 RUN ["bash", "/thundersync-bake.sh"]
 
 FROM {name}
-COPY --from=thundersync-tools /root/.local/ /root/.local/
-COPY --from=thundersync-tools /root/.cache/uv/ /root/.cache/uv/
-COPY --from=thundersync-tools /root/.config/uv/ /root/.config/uv/
+COPY --from=thundersync-tools {home}/.local/ {home}/.local/
+COPY --from=thundersync-tools {home}/.cache/uv/ {home}/.cache/uv/
+COPY --from=thundersync-tools {home}/.config/uv/ {home}/.config/uv/
 """
 # What the checker says of the untouched world is of no interest, and may well be that all has failed.
-_SCRIPT = """export HOME=/root {env}
-mkdir -p /root/.local /root/.cache/uv /root/.config/uv /logs/verifier
+_SCRIPT = """export HOME={home} {env}
+mkdir -p {home}/.local {home}/.cache/uv {home}/.config/uv /logs/verifier
 timeout {timeout_s:.0f} bash -c {command}
-if [ -z "$(ls /root/.cache/uv)" ]; then
+if [ -z "$(ls {home}/.cache/uv)" ]; then
   echo 'the checker could not install its tools while the image was built: is there a network?'
   exit 1
 fi
-echo 'offline = true' >/root/.config/uv/uv.toml
+echo 'offline = true' >{home}/.config/uv/uv.toml
 """
 
 
@@ -96,10 +98,10 @@ def _filler(task: Task, dockerfile: str) -> Callable[[Path], None]:
         if checker.script:
             shutil.copy(checker.script, tests)
         env = " ".join(f"{key}={shlex.quote(value)}" for key, value in {**task.env, **checker.env}.items())
-        script = _SCRIPT.format(env=env, timeout_s=checker.timeout_s, command=shlex.quote(checker.command))
+        script = _SCRIPT.format(home=_HOME, env=env, timeout_s=checker.timeout_s, command=shlex.quote(checker.command))
         (folder / _FOLDER / "bake.sh").write_text(script, encoding="utf-8")
         text, name = _named(dockerfile, task.task_id)
-        text += _STAGES.format(name=name, folder=_FOLDER, workdir=task.workdir)
+        text += _STAGES.format(home=_HOME, name=name, folder=_FOLDER, workdir=task.workdir)
         write_build_file(folder / "Dockerfile", text)
 
     return fill

@@ -135,6 +135,8 @@ async def test_a_swe_bench_instance_is_judged_as_by_the_official_package(
 ) -> None:
     grading = official("swebench.harness.grading", "pip install 'swebench>=5'")
     utils = official("swebench.harness.utils", "pip install 'swebench>=5'")
+    if not hasattr(utils, "make_test_spec"):
+        pytest.skip("NOT COMPARED WITH THE OFFICIAL PACKAGE (pip install 'swebench>=5'): this one is older")
     row = row_of("swebench/verified_v5.jsonl", instance_id="pallets__flask-5014")
     found = bench_task(row, suite="s", keep=KeptFiles(tmp_path / "kept"))
     assert found.task is not None, found.faults
